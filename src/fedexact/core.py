@@ -1,0 +1,228 @@
+"""The protocol (pull, local, push), the record it is written with, and the keys.
+
+A round r with participants S_r: every k in S_r receives ``pull(server, r)``; computes
+``(new client state, upload) = local(client state, pulled, oracle, key)``; the server receives only
+the plain sum of the uploads and their number, ``push(server, total, count)``. A client outside S_r
+keeps its state bit for bit; a round with nobody changes nothing but the round counter, which the
+engine owns. Models are flat vectors x in R^d.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    dataclass_transform,
+)
+
+import jax
+import numpy as np
+from jax import Array
+
+S = TypeVar("S")  # server state
+C = TypeVar("C")  # client state
+B = TypeVar("B")  # what a participant pulls (the broadcast)
+U = TypeVar("U")  # what a participant pushes (the upload)
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def static(default: Any = dataclasses.MISSING) -> Any:
+    """A record field that is part of the program (a count, a choice), not a traced value."""
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=False, field_specifiers=(static,))
+def record(cls: type[T]) -> type[T]:
+    """A frozen dataclass that is a JAX pytree: float fields are leaves, `static()` fields are not."""
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    """Computes in float64 inside the scope and leaves JAX's global setting alone."""
+    with jax.enable_x64(True):
+        yield
+
+
+def in_float64(function: Callable[P, T]) -> Callable[P, T]:
+    """`function`, run inside `float64()`."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        with float64():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+def root_key(seed: int) -> Array:
+    """The key from which all randomness inside a run is derived."""
+    return jax.random.key(seed)
+
+
+def client_key(root: Array, round: Array | int, client: Array | int) -> Array:
+    """fold_in(fold_in(root, round), client): the same whatever the cohort, the engine, the order."""
+    return jax.random.fold_in(jax.random.fold_in(root, round), client)
+
+
+# --- one client's objective -----------------------------------------------------------------------
+
+
+class Oracle(Protocol):
+    """Client k's objective, scaled once to N w_k f_k so that F = (1/N) sum_k f_k + g.
+
+    `step` is that of prox(v, step) = argmin_u f(u) + |u - v|^2 / (2 step) everywhere.
+    """
+
+    @property
+    def smoothness(self) -> Any: ...  # L_k, scalar
+    @property
+    def strong_convexity(self) -> Any: ...  # l_k, scalar
+
+    def value(self, x: Array) -> Array: ...  # scalar
+    def grad(self, x: Array) -> Array: ...  # (d,)
+    def stochastic_grad(self, x: Array, key: Array, batch_size: int) -> Array: ...  # (d,)
+    def prox(self, v: Array, step: Any, start: Array) -> Array: ...  # (d,); warm start
+    def hessian(self, x: Array) -> Array: ...  # (d, d)
+
+
+class Prox(Protocol):
+    """A closed convex function g with a cheap prox."""
+
+    def value(self, x: Array) -> Array: ...  # scalar
+    def prox(self, v: Array, step: Any) -> Array: ...  # (d,)
+
+
+# --- what is known before round 0 -----------------------------------------------------------------
+
+
+class Constants(NamedTuple):
+    """Smoothness and strong convexity of the scaled client objectives f_k (N w_k times the client's
+    own) and of the smooth part F of the pooled objective, (1/N) sum_k f_k."""
+
+    L_k: np.ndarray  # (N,)
+    l_k: np.ndarray  # (N,)
+    L: float  # max_k L_k
+    l: float  # min_k l_k  # noqa: E741 - the papers' symbol
+    kappa: float  # L / l, inf when l = 0
+    L_F: float  # smoothness of F
+    l_F: float  # strong convexity of F
+    global_: bool  # False where the loss has no global L and L_k is that of a reference point
+    conditioning: float  # condition number of the Hessian of F at x = 0: a guide for defaults only
+
+
+class Pattern(Protocol):
+    """What an algorithm may know of the participation before round 0."""
+
+    def inclusion(self, n_clients: int) -> np.ndarray: ...  # (N,) p_k = P(k in S)
+    def aggregation(self, n_clients: int) -> np.ndarray: ...  # (N,) q_k = E[1{k in S} / |S|]
+    def gap(self, n_clients: int) -> float: ...  # rounds between two visits that come in a fixed
+    # or correlated order; 1 for independent rounds
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Everything a choice of hyperparameters may depend on; it travels once, before round 0."""
+
+    n_clients: int
+    dim: int
+    constants: Constants
+    regularizer: Prox
+    participation: Pattern
+
+    @functools.cached_property
+    def p(self) -> np.ndarray:
+        """(N,) inclusion probabilities p_k = P(k in S)."""
+        return self.participation.inclusion(self.n_clients)
+
+    @functools.cached_property
+    def q(self) -> np.ndarray:
+        """(N,) aggregation weights q_k = E[1{k in S} / |S|]."""
+        return self.participation.aggregation(self.n_clients)
+
+    @property
+    def full(self) -> bool:
+        """Whether every client takes part in every round."""
+        return bool(np.all(self.p == 1.0))
+
+    @property
+    def even(self) -> bool:
+        """Whether a mean over the participants weighs all clients alike, q_k = const."""
+        return bool(np.ptp(self.q) <= 1e-9 * np.mean(self.q))
+
+
+class Exactness(NamedTuple):
+    """Whether, by theory, the only fixed points are minimisers of F, and why."""
+
+    exact: bool
+    why: str
+
+
+# --- the algorithm --------------------------------------------------------------------------------
+
+
+class Algorithm(abc.ABC, Generic[S, C, B, U]):
+    """A frozen record of hyperparameters with the rules of one federated algorithm.
+
+    Float hyperparameters are leaves (no recompilation, vmap over them), counts are static. A
+    hyperparameter left at None is chosen by `resolve` from the constants and the participation.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]  # one line for `fedexact list`
+    reference: ClassVar[str]  # the paper
+    requires: ClassVar[frozenset[str]]  # methods of the oracle that `local` calls
+    composite: ClassVar[bool] = False  # handles a regulariser g
+    lower: ClassVar[str]  # the hyperparameter to lower (or raise, in words) when the run diverges
+
+    @abc.abstractmethod
+    def resolve(self, setting: Setting) -> Self:
+        """The same algorithm with every None replaced by a chosen value."""
+
+    @abc.abstractmethod
+    def exactness(self, setting: Setting) -> Exactness:
+        """Exact or biased by theory, under this participation."""
+
+    @abc.abstractmethod
+    def init_server(self, x0: Array, n_clients: int) -> S: ...
+
+    @abc.abstractmethod
+    def init_client(self, x0: Array) -> C: ...
+
+    @abc.abstractmethod
+    def pull(self, server: S, round: Array) -> B:
+        """What a participant receives."""
+
+    @abc.abstractmethod
+    def local(self, client: C, pulled: B, oracle: Oracle, key: Array) -> tuple[C, U]:
+        """New state and upload of a client that is present."""
+
+    @abc.abstractmethod
+    def push(self, server: S, total: U, count: Array) -> S:
+        """`total` is the plain sum of the uploads, `count` >= 1 their number."""
+
+    @abc.abstractmethod
+    def model(self, server: S) -> Array:
+        """(d,) the model the server would hand out now."""
+
+    def invariant(self, server: S, clients: C) -> Array:
+        """(d,) what the rounds conserve at zero; `clients` is stacked, with a leading axis N."""
+        return jax.numpy.zeros_like(self.model(server))

@@ -1,0 +1,56 @@
+"""The errors that reach a user: what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+
+class FedexactError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class InputError(FedexactError, ValueError):
+    """A value that cannot be used: names the client, column or key, the value, and the remedy."""
+
+
+class CapabilityError(FedexactError, TypeError):
+    """An algorithm and a problem that do not fit together: names what is missing and what fits."""
+
+
+class DivergenceWarning(UserWarning):
+    """A run was stopped because it diverged; the last good state was kept."""
+
+
+def check_positive(what: str, value: Any) -> None:
+    """Raises InputError for a Python or NumPy number that is not positive and finite.
+
+    None (not chosen yet) and traced values pass.
+    """
+    if isinstance(value, numbers.Real) and not (np.isfinite(float(value)) and value > 0):
+        raise InputError(f"{what} must be a positive finite number, got {value!r}")
+
+
+def check_nonnegative(what: str, value: Any) -> None:
+    """Raises InputError for a Python or NumPy number that is negative or not finite."""
+    if isinstance(value, numbers.Real) and not (np.isfinite(float(value)) and value >= 0):
+        raise InputError(f"{what} must be a finite number >= 0, got {value!r}")
+
+
+def check_count(what: str, value: Any, at_least: int = 1) -> None:
+    """Raises InputError unless `value` is an integer >= `at_least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < at_least:
+        raise InputError(f"{what} must be an integer >= {at_least}, got {value!r}")
+
+
+def check_choice(what: str, value: Any, choices: Iterable[str]) -> None:
+    """Raises InputError unless `value` is one of `choices`; suggests the nearest."""
+    choices = list(choices)
+    if value not in choices:
+        near = get_close_matches(str(value), choices, n=1, cutoff=0.6)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"{what}: unknown value {value!r}{hint} Choices: {', '.join(choices)}")
