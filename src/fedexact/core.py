@@ -135,6 +135,7 @@ class Pattern(Protocol):
     def inclusion(self, n_clients: int) -> np.ndarray: ...  # (N,) p_k = P(k in S)
     def aggregation(self, n_clients: int) -> np.ndarray: ...  # (N,) q_k = E[1{k in S} / |S|]
     def gap(self, n_clients: int) -> float: ...  # rounds between two visits that come in a fixed
+
     # or correlated order; 1 for independent rounds
 
 

@@ -1,0 +1,51 @@
+"""What several algorithms share: checks, the gradient of a local step, guides for defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedexact.core import Algorithm, Constants, Exactness, Oracle, Setting
+from fedexact.errors import check_count, check_positive
+
+
+def check(algorithm: Algorithm) -> None:
+    """Raises InputError for a step that is not positive or a count that is not one."""
+    for field in dataclasses.fields(algorithm):  # pyright: ignore[reportArgumentType]
+        what, value = f"{algorithm.name} {field.name}", getattr(algorithm, field.name)
+        if field.name in ("lr", "lr_server", "step", "relax"):
+            check_positive(what, value)
+        elif field.name in ("local_steps", "batch_size") and value is not None:
+            check_count(what, value)
+
+
+def local_grad(
+    oracle: Oracle, x: Array, key: Array, i: Array | int, batch_size: int | None
+) -> Array:
+    """(d,) full gradient, or that of a mini-batch drawn with the subkey of local step i."""
+    if batch_size is None:
+        return oracle.grad(x)
+    return oracle.stochastic_grad(x, jax.random.fold_in(key, i), batch_size)
+
+
+def balance(constants: Constants) -> float:
+    """sqrt(l L), between the flattest and the steepest: its inverse is the classical prox step.
+
+    Without strong convexity (l = 0) L_F / conditioning, the smallest curvature of F at 0, stands
+    for l; a guide for the rate only, since any step is exact.
+    """
+    flattest = constants.l or constants.L_F / constants.conditioning
+    return math.sqrt(max(flattest, 1e-8 * constants.L) * constants.L)
+
+
+def exact_if_seen(setting: Setting, why: str) -> Exactness:
+    """Exact, unless some client never takes part: then F is not what is minimised."""
+    absent = np.flatnonzero(setting.p == 0.0)
+    if absent.size == 0:
+        return Exactness(True, why)
+    clients = ", ".join(map(str, absent[:5])) + (", ..." if absent.size > 5 else "")
+    return Exactness(False, f"client {clients} never present: its rows are not in the answer")

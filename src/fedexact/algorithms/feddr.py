@@ -1,0 +1,108 @@
+"""FedDR: randomised Douglas-Rachford splitting (Tran-Dinh, Pham, Phan & Nguyen 2021).
+
+Solves       min_x (1/N) sum_k f_k(x) + g(x),      f_k smooth (also nonconvex), g any with a prox.
+
+    local   y_k += alpha (xbar - x_k);   x_k = P_k(y_k);   xhat_k+ = 2 x_k - y_k;
+            upload xhat_k+ - xhat_k
+    push    xtilde += sum / N;   xbar = prox_g(xtilde, s)
+
+P_k is the prox of f_k with step s. Invariant: xtilde = (1/N) sum_k xhat_k, over all N clients:
+dividing by |S| is biased or blows up, and so does a start other than x0 for all three.
+alpha = 1 is Douglas-Rachford, 2 Peaceman-Rachford; alpha > 2 diverges. `server_block` adds the
+paper's server variable w, a client with f = 0:
+
+    push    xtilde += sum / N;   w += alpha (xbar - w);
+            xbar = prox_g((N xtilde + w)/(N + 1), N s/(N + 1))
+
+step: s (default 0.3/sqrt(l L)); relax: alpha (default 1.8 with everybody, else 1.5).
+For a nonconvex f_k take relax <= 1 and step = 0.9 (2 - relax)/(2 L).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple, Self
+
+import jax.numpy as jnp
+from jax import Array
+
+from fedexact.algorithms.common import balance, check, exact_if_seen
+from fedexact.core import Algorithm, Exactness, Oracle, Prox, Setting, record, static
+
+
+class Server(NamedTuple):
+    x_bar: Array  # (d,) the model
+    x_tilde: Array  # (d,) mean of the x_hat_k
+    w: Array  # (d,) the server's own block; x_tilde's start, unused, without it
+    N: Array  # ()
+
+
+class Client(NamedTuple):
+    x: Array  # (d,) its last prox, where the next one starts
+    y: Array  # (d,)
+    x_hat: Array  # (d,) what the server holds of it
+
+
+@record
+class FedDR(Algorithm[Server, Client, Array, Array]):
+    step: Any = None
+    relax: Any = None
+    server_block: bool = static(default=False)
+    g: Prox | None = None  # the regulariser, filled in by `resolve`
+
+    name: ClassVar[str] = "FedDR"
+    summary: ClassVar[str] = "randomised Douglas-Rachford splitting with any regulariser; exact"
+    reference: ClassVar[str] = "Tran-Dinh, Pham, Phan & Nguyen 2021, arXiv 2103.03452"
+    requires: ClassVar[frozenset[str]] = frozenset({"prox"})
+    composite: ClassVar[bool] = True
+    lower: ClassVar[str] = "relax"
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def resolve(self, setting: Setting) -> Self:
+        relax = (1.8 if setting.full else 1.5) if self.relax is None else self.relax
+        step = 0.3 / balance(setting.constants) if self.step is None else self.step
+        return dataclasses.replace(self, step=step, relax=relax, g=setting.regularizer)
+
+    def exactness(self, setting: Setting) -> Exactness:
+        if self.relax > 2.0:
+            return Exactness(False, f"relax = {self.relax} > 2 diverges")
+        if self.relax == 2.0 and setting.constants.l <= 0:
+            return Exactness(False, "relax = 2 needs every l_k > 0; relax < 2 only convexity")
+        return exact_if_seen(setting, "y_k remembers s grad f_k(x*): operator splitting")
+
+    def init_server(self, x0: Array, n_clients: int) -> Server:
+        return Server(x_bar=x0, x_tilde=x0, w=x0, N=jnp.asarray(n_clients, x0.dtype))
+
+    def init_client(self, x0: Array) -> Client:
+        return Client(x=x0, y=x0, x_hat=x0)
+
+    def pull(self, server: Server, round: Array) -> Array:
+        return server.x_bar
+
+    def local(
+        self, client: Client, pulled: Array, oracle: Oracle, key: Array
+    ) -> tuple[Client, Array]:
+        y = client.y + self.relax * (pulled - client.x)
+        x = oracle.prox(y, self.step, client.x)
+        x_hat = 2 * x - y
+        return Client(x, y, x_hat), x_hat - client.x_hat
+
+    def push(self, server: Server, total: Array, count: Array) -> Server:
+        x_bar, x_tilde, w, N = server
+        x_tilde = x_tilde + total / N
+        if not self.server_block:
+            return Server(self._prox_g(x_tilde, self.step), x_tilde, w, N)
+        w = w + self.relax * (x_bar - w)
+        x_bar = self._prox_g((N * x_tilde + w) / (N + 1), N * self.step / (N + 1))
+        return Server(x_bar, x_tilde, w, N)
+
+    def _prox_g(self, v: Array, step: Any) -> Array:
+        return v if self.g is None else self.g.prox(v, step)
+
+    def model(self, server: Server) -> Array:
+        return server.x_bar
+
+    def invariant(self, server: Server, clients: Client) -> Array:
+        return server.x_tilde - clients.x_hat.mean(axis=0)

@@ -1,0 +1,107 @@
+"""SCAFFOLD: local gradient steps with control variates (Karimireddy et al. 2020).
+
+Solves       min_x F(x) = (1/N) sum_k f_k(x).
+
+    local   z = x;  z -= lr (grad f_k(z) - c_k + c), R times;
+            c_k+ = grad f_k(x)                      (option 1)
+                 = c_k - c + (x - z)/(R lr)         (option 2);      upload (z - x, c_k+ - c_k)
+    push    x += lr_server mean_S(z - x);   c += sum(c_k+ - c_k) / N
+
+The mean of z - x is over the participants, that of the c_k over all N clients.
+Invariant: c = (1/N) sum_k c_k. Two vectors down and two up per participant.
+
+lr: gradient step on the mean objective (default 1/(R L) up to a constant); local_steps: R;
+lr_server; batch_size: rows per local gradient (default: all), which makes it a noise ball.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple, Self
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from fedexact.algorithms.common import check, exact_if_seen, local_grad
+from fedexact.core import Algorithm, Exactness, Oracle, Setting, record, static
+from fedexact.errors import InputError
+
+
+class Server(NamedTuple):
+    x: Array  # (d,)
+    c: Array  # (d,) mean of the c_k
+    N: Array  # ()
+
+
+class Client(NamedTuple):
+    c: Array  # (d,) its control variate
+
+
+class Message(NamedTuple):
+    x: Array  # (d,) down: the model; up: its change
+    c: Array  # (d,) down: the mean control variate; up: the change of the client's own
+
+
+@record
+class SCAFFOLD(Algorithm[Server, Client, Message, Message]):
+    lr: Any = None
+    local_steps: int = static(default=5)
+    lr_server: Any = 1.0
+    option: int = static(default=2)
+    batch_size: int | None = static(default=None)
+
+    name: ClassVar[str] = "SCAFFOLD"
+    summary: ClassVar[str] = "local gradient steps corrected by control variates; exact"
+    reference: ClassVar[str] = "Karimireddy et al. 2020"
+    requires: ClassVar[frozenset[str]] = frozenset({"grad"})
+    lower: ClassVar[str] = "lr"
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.option not in (1, 2):
+            raise InputError(f"SCAFFOLD option must be 1 or 2, got {self.option!r}")
+
+    def resolve(self, setting: Setting) -> Self:
+        L, gap = setting.constants.L, max(1.0, setting.participation.gap(setting.n_clients))
+        lr = 1.0 / (self.local_steps * L * gap) if self.lr is None else self.lr
+        return dataclasses.replace(self, lr=lr)
+
+    def exactness(self, setting: Setting) -> Exactness:
+        if self.batch_size is not None:
+            return Exactness(False, "mini-batch gradients at a constant lr: a noise ball")
+        return exact_if_seen(setting, "c_k remembers grad f_k(x*): control variates")
+
+    def init_server(self, x0: Array, n_clients: int) -> Server:
+        return Server(x0, jnp.zeros_like(x0), jnp.asarray(n_clients, x0.dtype))
+
+    def init_client(self, x0: Array) -> Client:
+        return Client(jnp.zeros_like(x0))
+
+    def pull(self, server: Server, round: Array) -> Message:
+        return Message(server.x, server.c)
+
+    def local(
+        self, client: Client, pulled: Message, oracle: Oracle, key: Array
+    ) -> tuple[Client, Message]:
+        x, c = pulled
+        R = self.local_steps
+
+        def descend(i: Array, z: Array) -> Array:
+            return z - self.lr * (local_grad(oracle, z, key, i, self.batch_size) - client.c + c)
+
+        z = lax.fori_loop(0, R, descend, x)
+        if self.option == 1:
+            c_k = local_grad(oracle, x, key, R, self.batch_size)
+        else:
+            c_k = client.c - c + (x - z) / (R * self.lr)
+        return Client(c_k), Message(z - x, c_k - client.c)
+
+    def push(self, server: Server, total: Message, count: Array) -> Server:
+        x, c, N = server
+        return Server(x + self.lr_server * total.x / count, c + total.c / N, N)
+
+    def model(self, server: Server) -> Array:
+        return server.x
+
+    def invariant(self, server: Server, clients: Client) -> Array:
+        return server.c - clients.c.mean(axis=0)

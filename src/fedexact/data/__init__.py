@@ -1,0 +1,49 @@
+"""Readers, partitions and bundled data: from files to the clients of a problem."""
+
+from fedexact.data.catalog import BUNDLED, EXPERIMENTS, Bundled, bundled, bundled_path
+from fedexact.data.columns import Features, Target
+from fedexact.data.federation import (
+    Federation,
+    from_csv,
+    from_folder,
+    from_libsvm,
+    from_parquet,
+    from_table,
+)
+from fedexact.data.moments import Moments, Sums, client_sums, pooled_moments
+from fedexact.data.partition import (
+    PARTITIONS,
+    ByLabel,
+    ByQuantity,
+    Dirichlet,
+    Iid,
+    Partition,
+    PartitionRecord,
+)
+
+__all__ = [
+    "BUNDLED",
+    "EXPERIMENTS",
+    "PARTITIONS",
+    "Bundled",
+    "ByLabel",
+    "ByQuantity",
+    "Dirichlet",
+    "Features",
+    "Federation",
+    "Iid",
+    "Moments",
+    "Partition",
+    "PartitionRecord",
+    "Sums",
+    "Target",
+    "bundled",
+    "bundled_path",
+    "client_sums",
+    "from_csv",
+    "from_folder",
+    "from_libsvm",
+    "from_parquet",
+    "from_table",
+    "pooled_moments",
+]

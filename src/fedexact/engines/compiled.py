@@ -1,0 +1,199 @@
+"""All rounds between two recordings as one XLA program.
+
+The participants of a round are visited one after the other, so that a client's rows stay in cache
+during its local steps, and only they are visited: no padding of the cohort, no masked work. With
+several JAX devices, each visits those of its own clients and the sums are added once per round.
+The schedule is an argument: other participants, seeds or float hyperparameters compile nothing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fedexact.core import Algorithm, client_key
+from fedexact.engines.state import State, oracles_for, push_unless_empty
+from fedexact.layout import AXIS, Layout, all_shards_sum, oracle_specs, over_shards
+from fedexact.oracles import RowOracle
+from fedexact.participation import Cohorts
+from fedexact.problem import Problem
+
+WIDE = (
+    8192  # up to this many slots a visit list has a place for every client, always the same shape
+)
+ROUNDS = 16  # rounds per program are rounded up to a power of two, at least this
+
+
+class Visits(NamedTuple):
+    """Who is visited in one bucket."""
+
+    slots: Array  # (rounds, shards, width) positions within the shard, the first `count` are valid
+    count: Array  # (rounds, shards)
+
+
+class Compiled:
+    """The default engine."""
+
+    def load(self, problem: Problem, server: Any, clients: Any) -> State:
+        layout = problem.layout
+        leaves, tree = jax.tree.flatten(clients)
+        per_leaf = [layout.in_slots(np.asarray(leaf)) for leaf in leaves]
+        buckets = [jax.tree.unflatten(tree, leaves) for leaves in zip(*per_leaf, strict=True)]
+        if not leaves:
+            buckets = [clients for _ in layout.buckets]
+        server = jax.tree.map(lambda a: _put(a, layout.mesh, PartitionSpec()), server)
+        return State(
+            server,
+            tuple(
+                jax.tree.map(lambda a: _put(a, layout.mesh, PartitionSpec(AXIS)), bucket)
+                for bucket in buckets
+            ),
+        )
+
+    def clients(self, problem: Problem, state: State) -> Any:
+        return jax.tree.map(
+            lambda *stacked: problem.layout.in_client_order([np.asarray(a) for a in stacked]),
+            *state.clients,
+        )
+
+    def advance(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        state: State,
+        cohorts: Cohorts,
+        start: int,
+        root: Array,
+    ) -> State:
+        layout = problem.layout
+        server, clients = _advance(
+            layout.mesh,
+            algorithm,
+            oracles_for(algorithm, problem),
+            tuple(jnp.asarray(bucket.slots) for bucket in layout.buckets),
+            state.server,
+            state.clients,
+            visits(layout, cohorts),
+            start,
+            start + len(cohorts.offsets) - 1,
+            root,
+        )
+        return jax.block_until_ready(State(server, clients))
+
+
+def _put(a: Any, mesh: Mesh | None, spec: PartitionSpec) -> Array:
+    a = jnp.asarray(a)
+    return a if mesh is None else jax.device_put(a, NamedSharding(mesh, spec))
+
+
+def visits(layout: Layout, cohorts: Cohorts) -> tuple[Visits, ...]:
+    """Sorts the participants of every round by bucket and shard."""
+    T = len(cohorts.offsets) - 1
+    rounds = _at_least(T, ROUNDS)
+    round_of = np.repeat(np.arange(T), np.diff(cohorts.offsets))
+    bucket_of, slot_of = layout.bucket_of[cohorts.ids], layout.slot_of[cohorts.ids]
+    out = []
+    for b in range(len(layout.buckets)):
+        here = bucket_of == b
+        shard, slot = np.divmod(slot_of[here], layout.width(b))
+        cell = round_of[here] * layout.shards + shard
+        order = np.argsort(cell, kind="stable")
+        count = np.bincount(cell, minlength=rounds * layout.shards)
+        width = layout.width(b)
+        if width > WIDE:
+            width = min(width, _at_least(int(count.max(initial=1)), WIDE // 2))
+        slots = np.zeros((len(count), width), np.int32)
+        first = np.cumsum(count) - count
+        slots[cell[order], np.arange(len(order)) - first[cell[order]]] = slot[order]
+        shape = (rounds, layout.shards)
+        out.append(
+            Visits(jnp.asarray(slots.reshape(*shape, -1)), jnp.asarray(count.reshape(shape)))
+        )
+    return tuple(out)
+
+
+def _at_least(n: int, least: int) -> int:
+    """The least power of two times `least` that is >= n."""
+    return least * 2 ** max(0, int(np.ceil(np.log2(max(n, 1) / least))))
+
+
+@partial(jax.jit, static_argnums=0)
+def _advance(
+    mesh: Mesh | None,
+    algorithm: Algorithm,
+    oracles: tuple[RowOracle, ...],
+    ids: tuple[Array, ...],
+    server: Any,
+    clients: tuple[Any, ...],
+    visits: tuple[Visits, ...],
+    start: Array,
+    stop: Array,
+    root: Array,
+) -> tuple[Any, tuple[Any, ...]]:
+    split, whole = PartitionSpec(AXIS), PartitionSpec()
+    in_specs = (
+        whole, tuple(oracle_specs(o) for o in oracles), split, whole, split,
+        PartitionSpec(None, AXIS), whole, whole, whole,
+    )  # fmt: skip
+    run = over_shards(partial(_rounds, mesh), mesh, in_specs, (whole, split))
+    return run(algorithm, oracles, ids, server, clients, visits, start, stop, root)
+
+
+def _rounds(
+    mesh: Mesh | None,
+    algorithm: Algorithm,
+    oracles: tuple[RowOracle, ...],
+    ids: tuple[Array, ...],
+    server: Any,
+    clients: tuple[Any, ...],
+    visits: tuple[Visits, ...],
+    start: Array,
+    stop: Array,
+    root: Array,
+) -> tuple[Any, tuple[Any, ...]]:
+    """Rounds start to stop, on this device's slice of the clients."""
+
+    def one_round(r: Array, carry: tuple[Any, tuple[Any, ...]]) -> tuple[Any, tuple[Any, ...]]:
+        server, clients = carry
+        pulled = algorithm.pull(server, r)
+        total, count, after = _no_upload(algorithm, oracles[0], clients[0], pulled, root), 0, []
+        for oracle, k, states, visit in zip(oracles, ids, clients, visits, strict=True):
+            slots, n = visit.slots[r - start, 0], visit.count[r - start, 0]
+
+            def see(
+                j: Array,
+                carry: tuple[Any, Any],
+                oracle: RowOracle = oracle,
+                k: Array = k,
+                slots: Array = slots,
+            ) -> tuple[Any, Any]:
+                states, total = carry
+                slot = slots[j]
+                client = jax.tree.map(lambda a: a[slot], states)
+                key = client_key(root, r, k[slot])
+                client, upload = algorithm.local(client, pulled, oracle.client(slot), key)
+                states = jax.tree.map(lambda a, new: a.at[slot].set(new), states, client)
+                return states, jax.tree.map(jnp.add, total, upload)
+
+            states, total = lax.fori_loop(0, n, see, (states, total))
+            after.append(states)
+            count = count + n
+        total, count = all_shards_sum((total, count), mesh)
+        return push_unless_empty(algorithm, server, total, count), tuple(after)
+
+    return lax.fori_loop(start, stop, one_round, (server, clients))
+
+
+def _no_upload(
+    algorithm: Algorithm, oracle: RowOracle, states: Any, pulled: Any, root: Array
+) -> Any:
+    """The sum of no uploads: zeros of an upload's shape."""
+    client = jax.tree.map(lambda a: a[0], states)
+    _, upload = jax.eval_shape(algorithm.local, client, pulled, oracle.client(0), root)
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), upload)

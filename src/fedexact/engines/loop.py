@@ -1,0 +1,98 @@
+"""One client after the other, one round after the other: what a node of a real federation runs.
+
+`pull`, `local` and `push` are compiled once per algorithm, never per call. Uploads are added in
+client order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedexact.core import Algorithm, client_key
+from fedexact.engines.state import State, oracles_for, push_unless_empty
+from fedexact.oracles import RowOracle
+from fedexact.participation import Cohorts
+from fedexact.problem import Problem
+
+
+class Loop:
+    """The engine to debug with and to compare with; `clients` is a list, one state per client."""
+
+    def load(self, problem: Problem, server: Any, clients: Any) -> State:
+        leaves = range(problem.n_clients)
+        return State(
+            jax.tree.map(jnp.asarray, server),
+            [jax.tree.map(lambda a, k=k: jnp.asarray(a[k]), clients) for k in leaves],
+        )
+
+    def clients(self, problem: Problem, state: State) -> Any:
+        return jax.tree.map(lambda *a: np.stack([np.asarray(v) for v in a]), *state.clients)
+
+    def advance(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        state: State,
+        cohorts: Cohorts,
+        start: int,
+        root: Array,
+    ) -> State:
+        oracles = oracles_for(algorithm, problem)
+        for t in range(len(cohorts.offsets) - 1):
+            participants = cohorts.ids[cohorts.offsets[t] : cohorts.offsets[t + 1]]
+            state = one_round(algorithm, problem, oracles, state, participants, start + t, root)
+        return state
+
+
+def one_round(
+    algorithm: Algorithm,
+    problem: Problem,
+    oracles: tuple[RowOracle, ...],
+    state: State,
+    participants: np.ndarray,
+    round: int,
+    root: Array,
+) -> State:
+    """Pull, local and push of one round."""
+    server, clients = state.server, list(state.clients)
+    if len(participants) == 0:
+        return state
+    pulled, uploads = pull(algorithm, server, round), []
+    for k in participants:
+        bucket, slot = problem.layout.bucket_of[k], problem.layout.slot_of[k]
+        clients[k], upload = local(
+            algorithm, clients[k], pulled, oracles[bucket], slot, root, round, k
+        )
+        uploads.append(upload)
+    total = jax.tree.map(lambda *a: sum(a[1:], start=a[0]), *uploads)
+    return State(push(algorithm, server, total, len(uploads)), clients)
+
+
+@jax.jit
+def pull(algorithm: Algorithm, server: Any, round: Array) -> Any:
+    return algorithm.pull(server, round)
+
+
+@jax.jit
+def local(
+    algorithm: Algorithm,
+    client: Any,
+    pulled: Any,
+    oracles: RowOracle,
+    slot: Array,
+    root: Array,
+    round: Array,
+    k: Array,
+) -> tuple[Any, Any]:
+    key = client_key(root, round, k)
+    return algorithm.local(client, pulled, oracles.client(slot), key)
+
+
+@jax.jit
+def push(algorithm: Algorithm, server: Any, total: Any, count: Array) -> Any:
+    return push_unless_empty(algorithm, server, total, count)

@@ -1,0 +1,275 @@
+"""Patterns whose rounds are independent of each other."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from fedexact.errors import InputError, check_count
+from fedexact.participation.base import (
+    Cohorts,
+    Participation,
+    PerClient,
+    check_cohort,
+    probabilities,
+    round_blocks,
+    spread,
+    uniforms,
+    within,
+)
+from fedexact.participation.expectations import (
+    independent_aggregation,
+    largest_gap,
+    sequential_inclusion,
+    sequential_work,
+)
+
+
+@dataclass(frozen=True)
+class Full(Participation):
+    """Everybody, every round."""
+
+    name: ClassVar[str] = "full"
+    summary: ClassVar[str] = "everybody, every round"
+
+    def mask(self, n_clients: int, start: int, stop: int, seed: int) -> np.ndarray:
+        return np.ones((stop - start, n_clients), bool)
+
+    def inclusion(self, n_clients: int) -> np.ndarray:
+        return np.ones(n_clients)
+
+    def aggregation(self, n_clients: int) -> np.ndarray:
+        return np.full(n_clients, 1.0 / n_clients)
+
+
+@dataclass(frozen=True)
+class Uniform(Participation):
+    """m of the N clients, all subsets alike."""
+
+    m: int
+
+    name: ClassVar[str] = "uniform"
+    summary: ClassVar[str] = "m clients drawn uniformly without replacement"
+
+    def __post_init__(self) -> None:
+        check_count("m", self.m)
+
+    def check(self, n_clients: int, names: Sequence[str] | None = None) -> None:
+        check_cohort("m", self.m, n_clients, "clients")
+
+    def mask(self, n_clients: int, start: int, stop: int, seed: int) -> np.ndarray:
+        mask = np.zeros((stop - start, n_clients), bool)
+        np.put_along_axis(mask, self._draw(n_clients, start, stop, seed), True, axis=1)
+        return mask
+
+    def cohorts(self, n_clients: int, start: int, stop: int, seed: int) -> Cohorts:
+        width = self.m if self._few(n_clients) else n_clients
+        drawn = [
+            np.sort(self._draw(n_clients, begin, end, seed), axis=1).ravel()
+            for begin, end in round_blocks(start, stop, width)
+        ]
+        offsets = self.m * np.arange(stop - start + 1, dtype=np.int64)
+        return Cohorts(np.concatenate([np.empty(0, np.int32), *drawn]), offsets)
+
+    def inclusion(self, n_clients: int) -> np.ndarray:
+        return np.full(n_clients, self.m / n_clients)
+
+    def aggregation(self, n_clients: int) -> np.ndarray:
+        return np.full(n_clients, 1.0 / n_clients)
+
+    def _few(self, n_clients: int) -> bool:
+        return self.m**2 <= 8 * n_clients  # then m^2 / 2 comparisons are cheaper than N numbers
+
+    def _draw(self, n_clients: int, start: int, stop: int, seed: int) -> np.ndarray:
+        """(stop - start, m) int32 the clients drawn, in no order."""
+        self.check(n_clients)
+        if self._few(n_clients):
+            return _floyd(uniforms(seed, start, stop, self.m), n_clients)
+        u = uniforms(seed, start, stop, n_clients)
+        return np.argpartition(u, self.m - 1, axis=1)[:, : self.m].astype(np.int32)
+
+
+def _floyd(u: np.ndarray, n: int) -> np.ndarray:
+    """(T, m) distinct numbers below n from (T, m) uniforms, every subset alike.
+
+    Floyd's algorithm (Bentley and Floyd 1987), all rows at once.
+    """
+    m = u.shape[1]
+    drawn = np.empty(u.shape, np.int32)
+    for i in range(m):
+        top = n - m + i
+        pick = (u[:, i] * (top + 1)).astype(np.int32)
+        taken = np.any(drawn[:, :i] == pick[:, None], axis=1)
+        drawn[:, i] = np.where(taken, top, pick)
+    return drawn
+
+
+@dataclass(frozen=True)
+class Bernoulli(Participation):
+    """Each client on its own, client k with probability p_k."""
+
+    p: PerClient
+
+    name: ClassVar[str] = "bernoulli"
+    summary: ClassVar[str] = "each client independently with probability p (one, or one each)"
+    per_client: ClassVar[tuple[str, ...]] = ("p",)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", probabilities("p", self.p))
+
+    def mask(self, n_clients: int, start: int, stop: int, seed: int) -> np.ndarray:
+        return uniforms(seed, start, stop, n_clients) < self.inclusion(n_clients)[None, :]
+
+    def inclusion(self, n_clients: int) -> np.ndarray:
+        return spread("p", self.p, n_clients)
+
+    def aggregation(self, n_clients: int) -> np.ndarray:
+        return independent_aggregation(self.inclusion(n_clients))
+
+
+@dataclass(frozen=True)
+class Categorical(Participation):
+    """m clients drawn one by one without replacement, each draw proportional to the weights.
+
+    p_k by quadrature, exact to rounding, or from 2,000 simulated rounds or more where that would
+    take more than some seconds (N m above about 10^6).
+    """
+
+    weights: PerClient
+    m: int
+
+    name: ClassVar[str] = "categorical"
+    summary: ClassVar[str] = "m clients drawn without replacement, in proportion to weights"
+    per_client: ClassVar[tuple[str, ...]] = ("weights",)
+
+    def __post_init__(self) -> None:
+        check_count("m", self.m)
+        weights = within("weights", self.weights, 0.0, np.inf, "a finite number >= 0")
+        if isinstance(weights, tuple):
+            check_cohort("m", self.m, int(np.count_nonzero(weights)), "clients of positive weight")
+        elif weights == 0.0:
+            raise InputError("weights must not be 0 for all clients")
+        object.__setattr__(self, "weights", weights)
+
+    def check(self, n_clients: int, names: Sequence[str] | None = None) -> None:
+        super().check(n_clients, names)
+        check_cohort("m", self.m, n_clients, "clients")
+
+    def mask(self, n_clients: int, start: int, stop: int, seed: int) -> np.ndarray:
+        weights = spread("weights", self.weights, n_clients)
+        check_cohort("m", self.m, n_clients, "clients")
+        with np.errstate(divide="ignore", invalid="ignore"):
+            clocks = -np.log1p(-uniforms(seed, start, stop, n_clients)) / weights[None, :]
+        clocks[:, weights == 0.0] = np.inf
+        mask = np.zeros(clocks.shape, bool)
+        first = np.argpartition(clocks, self.m - 1, axis=1)[:, : self.m]
+        np.put_along_axis(mask, first, True, axis=1)
+        return mask
+
+    def inclusion(self, n_clients: int) -> np.ndarray:
+        return _categorical(self, n_clients).p
+
+    def aggregation(self, n_clients: int) -> np.ndarray:
+        return self.inclusion(n_clients) / self.m
+
+    def aggregation_error(self, n_clients: int) -> np.ndarray:
+        return _categorical(self, n_clients).error / self.m
+
+
+class _Inclusion(NamedTuple):
+    p: np.ndarray  # (N,)
+    error: np.ndarray  # (N,) standard errors
+
+
+_MOST_WORK = 3e8
+_SIMULATED = 2000  # rounds at least
+
+
+@functools.lru_cache(maxsize=8)
+def _categorical(pattern: Categorical, n_clients: int) -> _Inclusion:
+    weights = spread("weights", pattern.weights, n_clients)
+    exact, m = np.zeros(n_clients), pattern.m
+    drawable = weights > 0.0
+    w = weights[drawable]
+    if np.ptp(w) == 0.0:
+        exact[drawable] = m / len(w)
+    elif m == len(w):
+        exact[drawable] = 1.0
+    elif m == 1:
+        exact = weights / np.sum(weights)
+    elif sequential_work(w, m) <= _MOST_WORK:
+        exact[drawable] = sequential_inclusion(w, m)
+    else:
+        return _simulated(pattern, n_clients)
+    return _Inclusion(exact, np.zeros(n_clients))
+
+
+def _simulated(pattern: Categorical, n_clients: int) -> _Inclusion:
+    rounds = max(_SIMULATED, 20_000_000 // n_clients)
+    cohorts = pattern.cohorts(n_clients, 0, rounds, seed=0)
+    p = np.bincount(cohorts.ids, minlength=n_clients) / rounds
+    return _Inclusion(p, np.sqrt(p * (1.0 - p) / rounds))
+
+
+@dataclass(frozen=True)
+class Sine(Participation):
+    """Availability that comes and goes: each client on its own, in round r with probability
+    p_k (1 + amplitude_k sin(2 pi r / period + phase_k)), cut off at 0 and 1.
+
+    `period` in rounds; `phase` in radians.
+    """
+
+    p: PerClient
+    amplitude: PerClient = 1.0
+    period: int = 24
+    phase: PerClient = 0.0
+
+    name: ClassVar[str] = "sine"
+    summary: ClassVar[str] = "each client independently, with a probability that goes up and down"
+    per_client: ClassVar[tuple[str, ...]] = ("p", "amplitude", "phase")
+
+    def __post_init__(self) -> None:
+        check_count("period", self.period, at_least=2)
+        words = "a finite number >= 0"
+        for what, value in {
+            "p": probabilities("p", self.p),
+            "amplitude": within("amplitude", self.amplitude, 0.0, np.inf, words),
+            "phase": within("phase", self.phase, -np.inf, np.inf, "a finite number"),
+        }.items():
+            object.__setattr__(self, what, value)
+
+    def mask(self, n_clients: int, start: int, stop: int, seed: int) -> np.ndarray:
+        return uniforms(seed, start, stop, n_clients) < self._p(n_clients, start, stop)
+
+    def inclusion(self, n_clients: int) -> np.ndarray:
+        total = np.zeros(n_clients)
+        for block in round_blocks(0, self.period, n_clients):
+            total += np.sum(self._p(n_clients, *block), axis=0)
+        return total / self.period
+
+    def aggregation(self, n_clients: int) -> np.ndarray:
+        total = np.zeros(n_clients)
+        for r in range(self.period):
+            total += independent_aggregation(self._p(n_clients, r, r + 1)[0])
+        return total / self.period
+
+    def gap(self, n_clients: int) -> float:
+        """The longest stretch of rounds in which a client stays below half its mean probability,
+        and one round more."""
+        usual = 0.5 * self.inclusion(n_clients)
+        blocks = round_blocks(0, self.period, n_clients)
+        p = np.concatenate([self._p(n_clients, *block) >= usual[None, :] for block in blocks])
+        return largest_gap(p)
+
+    def _p(self, n_clients: int, start: int, stop: int) -> np.ndarray:
+        """(stop - start, N) probabilities."""
+        p, amplitude, phase = (
+            spread(what, getattr(self, what), n_clients)[None, :] for what in self.per_client
+        )
+        # the round within the period, so that round r and round r + period agree to the last bit
+        turn = 2.0 * np.pi * (np.arange(start, stop) % self.period)[:, None] / self.period
+        return np.clip(p * (1.0 + amplitude * np.sin(turn + phase)), 0.0, 1.0)

@@ -1,0 +1,414 @@
+"""The one entry point: run an algorithm on a problem and say whether it is the pooled answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+
+from fedexact.certificate import certify
+from fedexact.core import Algorithm, Setting, in_float64, root_key
+from fedexact.engines import ENGINES, Engine, State
+from fedexact.engines.state import initial, oracles_for
+from fedexact.errors import (
+    CapabilityError,
+    DivergenceWarning,
+    InputError,
+    check_choice,
+    check_count,
+    check_positive,
+)
+from fedexact.participation import Full, Participation
+from fedexact.problem import Problem
+from fedexact.regularizers import Zero
+from fedexact.result import HISTORY, Result, by_field, from_fields, hyperparameters
+
+GROWTH = 1e3  # a run whose gradient mapping exceeds this times that of x0, and grows, is stopped
+RECORDINGS = 100  # in a run, unless record_every says otherwise
+
+
+class Progress(NamedTuple):
+    """What a callback sees at each recording."""
+
+    round: int
+    rounds: int
+    objective: float
+    gradient_mapping: float
+    distance: float | None
+    result: Callable[[], Result]  # the run so far, as if interrupted here
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during `solve`; `result` holds the rounds done and can be resumed."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(f"interrupted after {result.rounds} rounds")
+        self.result = result
+
+
+@in_float64
+def solve(
+    problem: Problem,
+    algorithm: Algorithm,
+    participation: Participation | None = None,
+    rounds: int = 1000,
+    tol: float | None = None,
+    seed: int = 0,
+    engine: str = "compiled",
+    record_every: int | None = None,
+    x0: Any = None,
+    reference: Any = None,
+    reference_se: Any = None,
+    resume: Result | None = None,
+    callback: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Runs `algorithm` on `problem` and certifies where it landed.
+
+    Args:
+        problem: the target.
+        algorithm: for example `fx.FOCUS()`; hyperparameters left out are chosen from the constants
+            and the participation and reported in `Result.chosen`.
+        participation: who shows up in each round; everybody if left out.
+        rounds: at most so many in all, those of `resume` included.
+        tol: stop at the first recorded round whose gradient mapping norm is <= tol. A small step
+            is never convergence.
+        seed: of participation and mini-batches; the same seed replays the run bit for bit.
+        engine: "compiled" or "loop"; the same numbers.
+        record_every: rounds between two rows of the history, by default rounds / 100. A recording
+            costs one pass over all rows.
+        x0: (d,) start, zeros if left out.
+        reference: (d,) solution to measure the history's `distance` against.
+        reference_se: (d,) its standard errors, for the history's `distance_se`.
+        resume: a Result of the same run stopped earlier; the outcome is that of the uninterrupted
+            run bit for bit.
+        callback: called at each recording.
+
+    Returns:
+        Result. A run that diverges (non-finite values, or growing) is stopped with a
+        DivergenceWarning; its last good state is kept and the message says what to lower.
+
+    Raises:
+        InputError: a value that cannot be used, before anything is compiled.
+        CapabilityError: the algorithm cannot handle the problem.
+        Interrupted: on Ctrl-C, with the Result so far.
+    """
+    run = _Run.prepare(
+        problem, algorithm, participation or Full(), rounds, seed, engine, record_every, x0,
+        _Target.of(problem, tol, reference, reference_se), resume,
+    )  # fmt: skip
+    try:
+        return run.go(callback)
+    except KeyboardInterrupt:
+        raise Interrupted(run.interrupted()) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """When to stop and what to measure against."""
+
+    tol: float | None
+    reference: np.ndarray | None
+    se: np.ndarray | None
+
+    @staticmethod
+    def of(problem: Problem, tol: float | None, reference: Any, se: Any) -> _Target:
+        check_positive("tol", tol)
+        if reference is not None:
+            reference = problem.check_model(reference)
+        if se is not None:
+            se = np.asarray(se, float)
+            if reference is None or se.shape != (problem.dim,) or not np.all(se > 0):
+                raise InputError(
+                    f"reference_se needs a reference and {problem.dim} positive numbers"
+                )
+        return _Target(tol, reference, se)
+
+    def distances(self, x: np.ndarray) -> tuple[float | None, float | None]:
+        if self.reference is None:
+            return None, None
+        error = x - self.reference
+        se = None if self.se is None else float(np.max(np.abs(error) / self.se))
+        return float(np.linalg.norm(error)), se
+
+
+class _Done(NamedTuple):
+    """What a run has done so far; replaced as a whole, so that Ctrl-C finds it complete."""
+
+    state: State
+    round: int
+    uploads: int
+    seen: np.ndarray  # (N,) bool
+    history: tuple[dict[str, Any], ...]
+    good: tuple[State, int, float]  # the recorded state of least gradient mapping, its round, it
+
+
+@dataclasses.dataclass
+class _Run:
+    """One run: what is fixed, and what has been done."""
+
+    problem: Problem
+    algorithm: Algorithm
+    given: Algorithm
+    setting: Setting
+    participation: Participation
+    rounds: int
+    record_every: int
+    seed: int
+    engine: Engine
+    target: _Target
+    initial: tuple[Any, Any]  # server state, client states stacked
+    bytes_down: int  # what one participant receives in one round
+    bytes_up: int  # and what it sends
+    identity: dict[str, Any]
+    done: _Done
+
+    @staticmethod
+    def prepare(
+        problem: Problem,
+        given: Algorithm,
+        participation: Participation,
+        rounds: int,
+        seed: int,
+        engine: str,
+        record_every: int | None,
+        x0: Any,
+        target: _Target,
+        resume: Result | None,
+    ) -> _Run:
+        check_count("rounds", rounds)
+        check_count("seed", seed, at_least=0)
+        check_choice("engine", engine, ENGINES)
+        if record_every is None:
+            record_every = max(1, rounds // RECORDINGS)
+        check_count("record_every", record_every)
+        participation.check(problem.n_clients, problem.names)
+        check_fit(problem, given)
+        setting = setting_of(problem, participation)
+        algorithm = given.resolve(setting)
+        x0 = np.zeros(problem.dim) if x0 is None else problem.check_model(x0)
+        state = initial(algorithm, problem, jnp.asarray(x0))
+        down, up = bytes_per_visit(algorithm, problem, *state)
+        identity = {
+            "seed": seed,
+            "participation": repr(participation),
+            "target": problem.target(),
+            "clients": problem.names,
+            "x0": x0.tolist(),
+            "objective_at_x0": problem.objective(x0),
+        }
+        run = _Run(
+            problem, algorithm, given, setting, participation, rounds, record_every, seed,
+            ENGINES[engine], target, state, down, up, identity, cast(Any, None),
+        )  # fmt: skip
+        run.done = run.fresh() if resume is None else run.resumed(resume)
+        return run
+
+    def fresh(self) -> _Done:
+        """Before round 0."""
+        state = self.engine.load(self.problem, *self.initial)
+        row = self.row(state, 0, 0, 0)
+        nobody = np.zeros(self.problem.n_clients, bool)
+        return _Done(state, 0, 0, nobody, (row,), (state, 0, row["gradient_mapping"]))
+
+    def resumed(self, resume: Result) -> _Done:
+        """Where an earlier Result stopped; its last row goes if the full run would not have it."""
+        _check_same_run(self, resume)
+        server, clients = self.initial
+        state = self.engine.load(
+            self.problem,
+            from_fields(server, resume.server, "server"),
+            from_fields(clients, resume.clients, "client"),
+        )
+        history = resume.history.to_pylist()
+        last, round = history[-1], resume.rounds
+        if round % self.record_every and round != self.rounds:
+            history.pop()
+        seen = ~np.isin(self.problem.names, resume.never_present)
+        good = (state, round, last["gradient_mapping"])
+        return _Done(state, round, last["uploads"], seen, tuple(history), good)
+
+    def go(self, callback: Callable[[Progress], None] | None) -> Result:
+        """All rounds to the end, the tolerance, or divergence."""
+        while True:
+            if callback:
+                callback(self.progress())
+            stop = self.stop_reason()
+            if stop:
+                return self.result(*stop)
+            self.done = self.advanced()
+
+    def advanced(self) -> _Done:
+        """The rounds up to the next recording."""
+        state, round, uploads, seen, history, good = self.done
+        to = min(self.rounds, (round // self.record_every + 1) * self.record_every)
+        cohorts = self.participation.cohorts(self.problem.n_clients, round, to, self.seed)
+        state = self.engine.advance(
+            self.algorithm, self.problem, state, cohorts, round, root_key(self.seed)
+        )
+        uploads += len(cohorts.ids)
+        seen = seen.copy()
+        seen[cohorts.ids] = True
+        row = self.row(state, to, uploads, int(cohorts.offsets[-1] - cohorts.offsets[-2]))
+        if row["gradient_mapping"] < good[2]:
+            good = (state, to, row["gradient_mapping"])
+        return _Done(state, to, uploads, seen, (*history, row), good)
+
+    def row(self, state: State, round: int, uploads: int, participants: int) -> dict[str, Any]:
+        """A row of the history."""
+        x = self.model(state)
+        objective, mapping = np.nan, np.inf
+        if np.all(np.isfinite(x)):
+            objective, mapping = evaluate(self.problem, x)
+        distance, distance_se = self.target.distances(x)
+        return {
+            "round": round,
+            "participants": participants,
+            "uploads": uploads,
+            "bytes_up": uploads * self.bytes_up,
+            "bytes_down": uploads * self.bytes_down,
+            "objective": objective,
+            "gradient_mapping": mapping,
+            "distance": distance,
+            "distance_se": distance_se,
+        }
+
+    def stop_reason(self) -> tuple[str, str] | None:
+        """(status, message) if the run is over."""
+        mapping, round = self.done.history[-1]["gradient_mapping"], self.done.round
+        if self.diverged():
+            return "diverged", self.divergence_message()
+        if self.target.tol is not None and mapping <= self.target.tol:
+            return "tolerance", f"gradient mapping {mapping:.3g} <= tol after {round} rounds"
+        if round >= self.rounds:
+            return "finished", f"{round} rounds done, gradient mapping {mapping:.3g}"
+        return None
+
+    def diverged(self) -> bool:
+        mapping = [row["gradient_mapping"] for row in self.done.history[-2:]]
+        if not np.isfinite(mapping[-1]):
+            return True
+        scale = self.setting.constants.L_F * (1.0 + float(np.linalg.norm(self.identity["x0"])))
+        limit = GROWTH * max(self.done.history[0]["gradient_mapping"], 1e-6 * scale)
+        return mapping[-1] > limit and mapping[-1] > mapping[0]
+
+    def divergence_message(self) -> str:
+        lower = self.algorithm.lower
+        return (
+            f"diverged by round {self.done.round}: lower {lower} "
+            f"(now {getattr(self.algorithm, lower):.3g}); "
+            f"the state of round {self.done.good[1]} is kept"
+        )
+
+    def model(self, state: State) -> np.ndarray:
+        return np.asarray(self.algorithm.model(state.server))
+
+    def progress(self) -> Progress:
+        row = self.done.history[-1]
+        return Progress(
+            self.done.round, self.rounds, row["objective"], row["gradient_mapping"],
+            row["distance"], self.interrupted,
+        )  # fmt: skip
+
+    @in_float64
+    def interrupted(self) -> Result:
+        """The run so far."""
+        message = f"interrupted after {self.done.round} rounds; resume= goes on"
+        return self.result("interrupted", message)
+
+    def result(self, status: str, message: str) -> Result:
+        """The Result of the current state; of the last good one after divergence."""
+        state, round = self.done.state, self.done.round
+        if status == "diverged":
+            state, round, _ = self.done.good
+            warnings.warn(f"{self.algorithm.name} {message}", DivergenceWarning, stacklevel=4)
+        x = self.model(state)
+        clients = self.engine.clients(self.problem, state)
+        names = zip(self.problem.names, self.done.seen, strict=True)
+        never = [name for name, seen in names if not seen]
+        values, given = hyperparameters(self.algorithm), hyperparameters(self.given)
+        return Result(
+            x=x,
+            algorithm=self.algorithm.name,
+            hyperparameters=values,
+            chosen={k: v for k, v in values.items() if given[k] is None and v is not None},
+            exactness=self.algorithm.exactness(self.setting),
+            rounds=round,
+            status=status,
+            message=message,
+            history=pa.Table.from_pylist(list(self.done.history), schema=HISTORY),
+            certificate=None if status == "interrupted" else certify(self.problem, x, absent=never),
+            never_present=never,
+            server=by_field(state.server),
+            clients=by_field(clients),
+            invariant=float(np.max(np.abs(self.algorithm.invariant(state.server, clients)))),
+            run=self.identity,
+        )
+
+
+def setting_of(problem: Problem, participation: Participation) -> Setting:
+    """What an algorithm may know before round 0."""
+    return Setting(
+        n_clients=problem.n_clients,
+        dim=problem.dim,
+        constants=problem.constants(),
+        regularizer=problem.regularizer,
+        participation=participation,
+    )
+
+
+def check_fit(problem: Problem, algorithm: Algorithm) -> None:
+    """Raises CapabilityError where the algorithm cannot handle the problem."""
+    if not isinstance(algorithm, Algorithm):
+        raise InputError(f"algorithm must be one such as fx.FOCUS(), got {algorithm!r}")
+    if not (algorithm.composite or isinstance(problem.regularizer, Zero)):
+        raise CapabilityError(
+            f"{algorithm.name} has no prox step for a regulariser, and the problem has "
+            f"{problem.regularizer.describe()}: use FedDR, or l2= for a ridge"
+        )
+
+
+def evaluate(problem: Problem, x: np.ndarray) -> tuple[float, float]:
+    """F(x) + g(x) and the norm of the gradient mapping with step 1/L_F, in one pass."""
+    value, grad = problem.value_and_grad(x)
+    g, step = problem.regularizer, 1.0 / problem.constants().L_F
+    moved = np.asarray(g.prox(jnp.asarray(x - step * grad), step))
+    return value + float(g.value(jnp.asarray(x))), float(np.linalg.norm(x - moved)) / step
+
+
+def bytes_per_visit(
+    algorithm: Algorithm, problem: Problem, server: Any, clients: Any
+) -> tuple[int, int]:
+    """What one participant receives and sends in one round, without running it."""
+    client = jax.tree.map(lambda a: a[0], clients)
+    oracle = oracles_for(algorithm, problem)[0].client(0)
+    pulled = jax.eval_shape(algorithm.pull, server, 0)
+    _, upload = jax.eval_shape(algorithm.local, client, pulled, oracle, root_key(0))
+    return _bytes(pulled), _bytes(upload)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _check_same_run(run: _Run, resume: Result) -> None:
+    """InputError where `resume` is of another run, naming what differs."""
+    mine = {"algorithm": run.algorithm.name, **hyperparameters(run.algorithm), **run.identity}
+    theirs = {"algorithm": resume.algorithm, **resume.hyperparameters, **resume.run}
+    for key, value in mine.items():
+        same = value == theirs.get(key)
+        if key == "objective_at_x0":
+            same = np.isclose(value, theirs.get(key, np.nan), rtol=1e-9, atol=1e-12)
+        if not same:
+            raise InputError(
+                f"resume: {key} is {value!r} here and {theirs.get(key)!r} in the saved result"
+            )
+    if resume.rounds > run.rounds:
+        raise InputError(f"resume: {resume.rounds} rounds are done, more than rounds={run.rounds}")
+    if resume.status == "diverged":
+        raise InputError(f"resume: the saved run {resume.message}; start again with that change")

@@ -1,0 +1,23 @@
+"""Strict: float64 inside every test, no silent broadcasting of ranks, warnings are errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import pytest
+from hypothesis import settings
+
+from fedexact.core import float64
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_num_cpu_devices", 2)  # so that sharding is tested; most tests use one
+
+settings.register_profile("fedexact", deadline=None, max_examples=20, derandomize=True)
+settings.load_profile("fedexact")
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Iterator[None]:
+    with float64():
+        yield

@@ -1,0 +1,61 @@
+"""Problems and participations that several test files share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import fedexact as fx
+
+
+def least_squares(
+    seed: int, n_rows: tuple[int, ...] = (8, 8, 8, 8), d: int = 3, **kwargs: Any
+) -> fx.Problem:
+    """Clients whose rows and coefficients differ."""
+    rng = np.random.default_rng(seed)
+    clients = []
+    for n in n_rows:
+        X = rng.normal(size=(n, d)) * (1 + rng.random(d))
+        clients.append((X, X @ rng.normal(size=d) + 0.1 * rng.normal(size=n)))
+    return fx.Problem(clients, loss="squared", **kwargs)
+
+
+def logistic(
+    seed: int, n_rows: tuple[int, ...] = (20, 20, 20, 20), d: int = 3, **kwargs: Any
+) -> fx.Problem:
+    """Clients whose coefficients differ; a ridge unless told otherwise."""
+    rng = np.random.default_rng(seed)
+    clients = []
+    for n in n_rows:
+        X = rng.normal(size=(n, d))
+        clients.append((X, (X @ rng.normal(size=d) + rng.normal(size=n) > 0).astype(float)))
+    return fx.Problem(clients, loss="logistic", **{"l2": 0.1, **kwargs})
+
+
+ALGORITHMS: dict[str, Callable[[], fx.Algorithm]] = {
+    "FedAvg": lambda: fx.FedAvg(local_steps=3),
+    "FedAvg batch": lambda: fx.FedAvg(local_steps=3, batch_size=4),
+    "FedProx": lambda: fx.FedProx(),
+    "SCAFFOLD 1": lambda: fx.SCAFFOLD(local_steps=3, option=1),
+    "SCAFFOLD 2": lambda: fx.SCAFFOLD(local_steps=3, option=2),
+    "FedSplit": lambda: fx.FedSplit(),
+    "FedSplit half": lambda: fx.FedSplit(relax=0.5),
+    "FedSplit per client": lambda: fx.FedSplit(per_client=True),
+    "FedDR": lambda: fx.FedDR(),
+    "FedDR block": lambda: fx.FedDR(server_block=True),
+    "FOCUS": lambda: fx.FOCUS(),
+    "FOCUS 3": lambda: fx.FOCUS(local_steps=3),
+}
+
+PARTICIPATIONS: dict[str, fx.Participation] = {
+    "full": fx.Full(),
+    "uniform": fx.Uniform(2),
+    "bernoulli": fx.Bernoulli([0.9, 0.6, 0.4, 0.2]),
+    "rare": fx.Bernoulli(0.26),  # 30 % of the rounds are empty
+    "categorical": fx.Categorical([4.0, 3.0, 2.0, 1.0], 2),
+    "markov": fx.Markov(0.3, 0.4),
+    "cyclic": fx.Cyclic(2),
+    "sine": fx.Sine(0.5, 0.8, 7),
+}
