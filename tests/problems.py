@@ -8,6 +8,12 @@ from typing import Any
 import numpy as np
 
 import fedexact as fx
+from fedexact.engines import compiled
+
+
+def programs() -> int:
+    """Programs that the compiled engine has compiled so far."""
+    return compiled._advance._cache_size()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def least_squares(

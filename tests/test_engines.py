@@ -10,7 +10,8 @@ import pytest
 
 import fedexact as fx
 from fedexact.engines import compiled
-from problems import ALGORITHMS, PARTICIPATIONS, least_squares, logistic
+from fedexact.participation import Cohorts
+from problems import ALGORITHMS, PARTICIPATIONS, least_squares, logistic, programs
 
 CLOSE = 1e-11
 ROUNDS = 24
@@ -117,7 +118,7 @@ def test_nothing_is_compiled_again() -> None:
     """For other floats, seeds, participations and numbers of rounds."""
     problem = least_squares(7)
     fx.solve(problem, fx.FOCUS(lr=0.1, local_steps=2), fx.Uniform(2), rounds=10, record_every=5)
-    before = compiled._advance._cache_size()
+    before = programs()
     for lr, participation, seed, rounds in (
         (0.2, fx.Uniform(3), 1, 10),
         (0.05, fx.Bernoulli(0.3), 2, 15),
@@ -131,7 +132,7 @@ def test_nothing_is_compiled_again() -> None:
             seed=seed,
             record_every=5,
         )
-    assert compiled._advance._cache_size() == before
+    assert programs() == before
 
 
 def test_a_cohort_too_large_for_its_list_is_impossible() -> None:
@@ -141,10 +142,10 @@ def test_a_cohort_too_large_for_its_list_is_impossible() -> None:
     mask = rng.random((30, 40)) < rng.random((30, 1))
     ids = np.nonzero(mask)[1].astype(np.int32)
     offsets = np.concatenate([[0], np.cumsum(mask.sum(axis=1))])
-    visited = compiled.visits(layout, fx.participation.Cohorts(ids, offsets))
+    visited = compiled.visits(layout, Cohorts(ids, offsets))
     for t in range(30):
         seen = []
         for bucket, visit in zip(layout.buckets, visited, strict=True):
-            count = int(visit.count[t, 0])
+            count = int(visit.counts[t, 0])
             seen += bucket.slots[np.asarray(visit.slots[t, 0, :count])].tolist()
         assert sorted(seen) == np.flatnonzero(mask[t]).tolist()

@@ -10,6 +10,7 @@ import scipy.special
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import Array
 
 from fedexact.errors import InputError
 from fedexact.losses import (
@@ -53,13 +54,13 @@ def targets(loss: Loss, m: int, rng: np.random.Generator) -> np.ndarray:
     return rng.normal(size=m)
 
 
-def problem(loss: Loss, seed: int = 0, m: int = M) -> tuple[np.ndarray, Rows, np.ndarray]:
+def problem(loss: Loss, seed: int = 0, m: int = M) -> tuple[np.ndarray, Rows, Array]:
     """x, rows and weights (one of them 0)."""
     rng = np.random.default_rng(seed)
     rows = Rows(jnp.asarray(rng.normal(size=(m, P))), jnp.asarray(targets(loss, m, rng)))
     weight = rng.uniform(0.5, 2.0, size=m)
     weight[-1] = 0.0
-    return rng.normal(size=loss.dim(P)), rows, weight
+    return rng.normal(size=loss.dim(P)), rows, jnp.asarray(weight)
 
 
 # --- values against an independent source ---------------------------------------------------------
@@ -73,9 +74,7 @@ def test_values_are_negative_log_likelihoods():
 
     half_log = 0.5 * np.log(2 * np.pi)
     check(Squared(), lambda X, x, y: -scipy.stats.norm.logpdf(y, X @ x) - half_log)
-    check(
-        Logistic(), lambda X, x, y: -scipy.stats.bernoulli.logpmf(y, scipy.special.expit(X @ x))
-    )
+    check(Logistic(), lambda X, x, y: -scipy.stats.bernoulli.logpmf(y, scipy.special.expit(X @ x)))
     check(
         Poisson(),
         lambda X, x, y: (
@@ -93,19 +92,16 @@ def test_values_are_negative_log_likelihoods():
 
 @every_loss
 def test_derivatives_equal_automatic_ones(loss):
+    def by_values(x, rows, weight):
+        return weight @ loss.values(x, rows)
+
+    automatic = jax.jit(
+        lambda *args: (by_values(*args), jax.grad(by_values)(*args), jax.hessian(by_values)(*args))
+    )
     for seed in range(5):
-        x, rows, weight = problem(loss, seed)
-
-        def by_values(x, rows=rows, weight=weight):
-            return jnp.asarray(weight) @ loss.values(x, rows)
-
-        np.testing.assert_allclose(value(loss, x, rows, weight), by_values(x), rtol=1e-13)
-        np.testing.assert_allclose(
-            grad(loss, x, rows, weight), jax.grad(by_values)(x), rtol=1e-11, atol=1e-12
-        )
-        np.testing.assert_allclose(
-            hessian(loss, x, rows, weight), jax.hessian(by_values)(x), rtol=1e-11, atol=1e-12
-        )
+        args = problem(loss, seed)
+        for f, expected in zip((value, grad, hessian), automatic(*args), strict=True):
+            np.testing.assert_allclose(f(loss, *args), expected, rtol=1e-11, atol=1e-12)
 
 
 @every_loss
@@ -148,12 +144,11 @@ def test_multinomial_coefficients_are_features_by_classes():
 # --- large linear predictors ----------------------------------------------------------------------
 
 
-def at_eta(loss: Loss, eta: float, y: float) -> tuple[float, float, float]:
+def at_eta(loss: Loss, eta: float, y: float) -> tuple[float, ...]:
     """Value, derivative and second derivative of one row with predictor eta."""
     rows, x = Rows(jnp.ones((1, 1)), jnp.asarray([y])), jnp.asarray([eta])
     one = jnp.ones(1)
-    results = (loss.value(x, rows, one), loss.grad(x, rows, one), loss.hessian(x, rows, one))
-    return tuple(float(np.squeeze(result)) for result in results)  # type: ignore[return-value]
+    return tuple(float(np.squeeze(f(loss, x, rows, one))) for f in (value, grad, hessian))
 
 
 @pytest.mark.parametrize("loss", [Logistic(), Multinomial(2)], ids=["logistic", "multinomial"])
@@ -170,12 +165,11 @@ def test_multinomial_far_out():
     rows = Rows(jnp.ones((3, 1)), jnp.asarray([0.0, 1.0, 2.0]))
     loss, x = Multinomial(3), jnp.asarray([1e3, -1e3])
     np.testing.assert_array_equal(loss.values(x, rows), [1e3, 0.0, 2e3])
+    automatic = jax.jit(jax.grad(lambda x, weight: weight @ loss.values(x, rows)))
     for weight, expected in zip(jnp.eye(3), ([1, 0], [0, 0], [1, -1]), strict=True):
-        np.testing.assert_array_equal(loss.grad(x, rows, weight), expected)
-        np.testing.assert_array_equal(loss.hessian(x, rows, weight), np.zeros((2, 2)))
-        np.testing.assert_array_equal(
-            jax.grad(lambda x, w=weight: w @ loss.values(x, rows))(x), expected
-        )
+        np.testing.assert_array_equal(grad(loss, x, rows, weight), expected)
+        np.testing.assert_array_equal(automatic(x, weight), expected)
+        np.testing.assert_array_equal(hessian(loss, x, rows, weight), np.zeros((2, 2)))
 
 
 def test_poisson_and_huber_far_out():
@@ -222,10 +216,13 @@ def test_curvature_bounds_the_hessian_everywhere(name):
     loss = CASES[name]
     _, rows, weight = problem(loss, 1)
     bound = float(curvature(loss, rows, weight))
+    matrix = loss.curvature_matrix(rows, weight)
+    np.testing.assert_allclose(top(matrix), bound, rtol=1e-12)
     rng = np.random.default_rng(0)
     for scale in np.geomspace(1e-3, 1e2, 60):
-        x = scale * rng.normal(size=loss.dim(P))
-        assert top(hessian(loss, x, rows, weight)) <= bound * (1 + 1e-12)
+        H = hessian(loss, scale * rng.normal(size=loss.dim(P)), rows, weight)
+        assert top(H) <= bound * (1 + 1e-12)
+        assert np.min(np.linalg.eigvalsh(matrix - H)) >= -1e-12 * bound
 
 
 def test_curvature_is_tight():
@@ -268,6 +265,7 @@ def test_custom_curvature_is_that_of_the_origin_even_if_indefinite():
     H = hessian(loss, np.zeros(P), rows, weight)
     assert np.min(np.linalg.eigvalsh(H)) < -1.0
     np.testing.assert_allclose(curvature(loss, rows, weight), top(H), rtol=1e-10)
+    np.testing.assert_allclose(loss.curvature_matrix(rows, weight), H, rtol=1e-12)
 
 
 @pytest.mark.parametrize("mapper", ["vmap", "map"])
@@ -481,7 +479,7 @@ wrong_square_back.defvjp(lambda r: (r**2, r), lambda r, g: (1.001 * 2 * r * g,))
 
 def numpy_rows(m: int = M) -> Rows:
     _, rows, _ = problem(Squared(), m=m)
-    return Rows(np.asarray(rows.X), np.asarray(rows.y))  # type: ignore[arg-type]
+    return Rows(np.asarray(rows.X), np.asarray(rows.y))
 
 
 @pytest.mark.parametrize("m", [1, 2, M, 100])
@@ -507,11 +505,11 @@ def test_custom_check_accepts_good_losses(m):
         (lambda x, rows: pseudo_huber(x, rows) / rows.y.shape[0], r"couples rows: row 0 has loss"),
         (lambda x, rows: rows.X @ x - jnp.mean(rows.y), r"couples rows"),
         (lambda x, rows: jnp.arange(rows.y.shape[0]) * (rows.X @ x), r"couples rows: row 2"),
-        (lambda x, rows: wrong_square(rows.X @ x), r"gradient .* is wrong in row 0"),
-        (lambda x, rows: wrong_square_back(rows.X @ x), r"gradient .* is wrong in row 0"),
+        (lambda x, rows: wrong_square(rows.X @ x), r"has a wrong gradient in row 0"),
+        (lambda x, rows: wrong_square_back(rows.X @ x), r"has a wrong gradient in row 0"),
         (
             lambda x, rows: jax.lax.stop_gradient(pseudo_huber(x, rows)),
-            r"is wrong in row 0: 0 along a random direction by JAX",
+            r"has a wrong gradient in row 0: 0 along a random direction by JAX",
         ),
     ],
     ids=[

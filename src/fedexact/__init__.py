@@ -1,1 +1,112 @@
-"""fedexact"""
+"""fedexact: federated optimisation that lands on the exact pooled answer, and proves it.
+
+import fedexact as fx
+
+problem = fx.Problem([(X1, y1), (X2, y2)], loss="logistic", fit_intercept=True)
+result = fx.solve(problem, fx.FOCUS(), fx.Bernoulli([0.9, 0.4]), rounds=2000)
+print(result.certificate)
+"""
+
+from fedexact.algorithms import ALGORITHMS, FOCUS, SCAFFOLD, FedAvg, FedDR, FedProx, FedSplit
+from fedexact.certificate import Certificate, certify
+from fedexact.core import Algorithm, Constants, Exactness, Oracle, Setting, record, static
+from fedexact.errors import CapabilityError, DivergenceWarning, FedexactError, InputError
+from fedexact.losses import (
+    LOSSES,
+    CustomLoss,
+    Huber,
+    Logistic,
+    Loss,
+    Multinomial,
+    Poisson,
+    Rows,
+    Squared,
+)
+from fedexact.participation import (
+    PARTICIPATIONS,
+    Bernoulli,
+    Categorical,
+    Cyclic,
+    Full,
+    Markov,
+    Participation,
+    Sine,
+    Trace,
+    Uniform,
+)
+from fedexact.problem import Problem
+from fedexact.reference import reference
+from fedexact.regularizers import (
+    L1,
+    REGULARIZERS,
+    Box,
+    ElasticNet,
+    GroupLasso,
+    L2Ball,
+    NonNegative,
+    Regularizer,
+    SquaredL2,
+    Zero,
+)
+from fedexact.result import Result
+from fedexact.solve import Interrupted, Progress, solve
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ALGORITHMS",
+    "FOCUS",
+    "L1",
+    "LOSSES",
+    "PARTICIPATIONS",
+    "REGULARIZERS",
+    "SCAFFOLD",
+    "Algorithm",
+    "Bernoulli",
+    "Box",
+    "CapabilityError",
+    "Categorical",
+    "Certificate",
+    "Constants",
+    "CustomLoss",
+    "Cyclic",
+    "DivergenceWarning",
+    "ElasticNet",
+    "Exactness",
+    "FedAvg",
+    "FedDR",
+    "FedProx",
+    "FedSplit",
+    "FedexactError",
+    "Full",
+    "GroupLasso",
+    "Huber",
+    "InputError",
+    "Interrupted",
+    "L2Ball",
+    "Logistic",
+    "Loss",
+    "Markov",
+    "Multinomial",
+    "NonNegative",
+    "Oracle",
+    "Participation",
+    "Poisson",
+    "Problem",
+    "Progress",
+    "Regularizer",
+    "Result",
+    "Rows",
+    "Setting",
+    "Sine",
+    "Squared",
+    "SquaredL2",
+    "Trace",
+    "Uniform",
+    "Zero",
+    "certify",
+    "record",
+    "reference",
+    "solve",
+    "static",
+]

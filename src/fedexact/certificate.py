@@ -225,7 +225,7 @@ def _units(problem: Problem, x: np.ndarray, ball: Ball | None) -> _Units | None:
     inverse = metric(information, rounding_factor(problem))
     if inverse is None:
         return None
-    rss = 2.0 * problem.loss_sum(x)
+    rss = 2.0 * problem.loss_sum(x) if squared else 0.0
     se = inverse.widths * (np.sqrt(rss / (n - d)) if squared else 1.0)
     if not np.all(se > 0):
         return None

@@ -48,7 +48,7 @@ def static(default: Any = dataclasses.MISSING) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=False, field_specifiers=(static,))
 def record(cls: type[T]) -> type[T]:
-    """A frozen dataclass that is a JAX pytree: float fields are leaves, `static()` fields are not."""
+    """A frozen dataclass that is a pytree: float fields are leaves, `static()` fields are not."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
 
@@ -79,7 +79,7 @@ def root_key(seed: int) -> Array:
 
 
 def client_key(root: Array, round: Array | int, client: Array | int) -> Array:
-    """fold_in(fold_in(root, round), client): the same whatever the cohort, the engine, the order."""
+    """fold_in(fold_in(root, round), client): whatever the cohort, the engine, the order."""
     return jax.random.fold_in(jax.random.fold_in(root, round), client)
 
 
@@ -124,7 +124,7 @@ class Constants(NamedTuple):
     l: float  # min_k l_k  # noqa: E741 - the papers' symbol
     kappa: float  # L / l, inf when l = 0
     L_F: float  # smoothness of F
-    l_F: float  # strong convexity of F
+    l_F: float  # strong convexity of F  # noqa: N815
     global_: bool  # False where the loss has no global L and L_k is that of a reference point
     conditioning: float  # condition number of the Hessian of F at x = 0: a guide for defaults only
 
@@ -180,6 +180,7 @@ class Exactness(NamedTuple):
 # --- the algorithm --------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True)
 class Algorithm(abc.ABC, Generic[S, C, B, U]):
     """A frozen record of hyperparameters with the rules of one federated algorithm.
 

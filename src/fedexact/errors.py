@@ -31,13 +31,13 @@ def check_positive(what: str, value: Any) -> None:
 
     None (not chosen yet) and traced values pass.
     """
-    if isinstance(value, numbers.Real) and not (np.isfinite(float(value)) and value > 0):
+    if isinstance(value, numbers.Real) and not 0 < float(value) < np.inf:
         raise InputError(f"{what} must be a positive finite number, got {value!r}")
 
 
 def check_nonnegative(what: str, value: Any) -> None:
     """Raises InputError for a Python or NumPy number that is negative or not finite."""
-    if isinstance(value, numbers.Real) and not (np.isfinite(float(value)) and value >= 0):
+    if isinstance(value, numbers.Real) and not 0 <= float(value) < np.inf:
         raise InputError(f"{what} must be a finite number >= 0, got {value!r}")
 
 

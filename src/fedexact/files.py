@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 _MARK = ".part-"
@@ -36,6 +36,16 @@ def write_atomic(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Writes text (UTF-8) or bytes to `path`, completely or not at all."""
     with atomic_path(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_together(folder: Path, writers: Mapping[str, Callable[[Path], object]]) -> None:
+    """Writes several files of a folder: all are complete before the first takes its place.
+
+    `writers` maps a file name to a function that writes the path it is given.
+    """
+    with ExitStack() as stack:
+        for name, write in writers.items():
+            write(stack.enter_context(atomic_path(folder / name)))
 
 
 def remove_parts(folder: str | os.PathLike[str]) -> None:

@@ -87,14 +87,8 @@ class Layout:
 
     def place(self, oracles: Iterable[RowOracle]) -> tuple[RowOracle, ...]:
         """The stacked oracles on their devices."""
-        if self.mesh is None:
-            return tuple(oracles)
         return tuple(
-            jax.tree.map(
-                lambda a, spec: jax.device_put(a, NamedSharding(self.mesh, spec)),
-                oracle,
-                oracle_specs(oracle),
-            )
+            jax.tree.map(lambda a, spec: put(a, self.mesh, spec), oracle, oracle_specs(oracle))
             for oracle in oracles
         )
 
@@ -134,6 +128,12 @@ def oracle_specs(oracle: RowOracle) -> RowOracle:
         if not field.metadata.get("static")
     }
     return dataclasses.replace(oracle, **specs)
+
+
+def put(a: Any, mesh: Mesh | None, spec: PartitionSpec) -> jax.Array:
+    """`a` on the device, or on those of the mesh."""
+    a = jnp.asarray(a)
+    return a if mesh is None else jax.device_put(a, NamedSharding(mesh, spec))
 
 
 def over_shards(

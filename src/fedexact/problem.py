@@ -19,7 +19,7 @@ import numpy as np
 from fedexact.core import Constants, in_float64
 from fedexact.errors import InputError, check_choice, check_nonnegative
 from fedexact.layout import Layout, read_clients, sum_over_clients
-from fedexact.losses import CustomLoss, Loss, Rows, make_loss
+from fedexact.losses import CustomLoss, Loss, Multinomial, Rows, make_loss
 from fedexact.oracles import RowOracle, factorise
 from fedexact.regularizers import OnCoordinates, Regularizer, Zero, make_regularizer
 
@@ -52,7 +52,7 @@ class Problem:
             =========  =========  ================================
         fit_intercept: puts a column of ones first; its coefficient is never penalised.
         names: client names, used in every message.
-        feature_names: names of the columns of X.
+        feature_names: names of the columns of X; the attribute names the d coefficients.
         shards: over how many JAX devices the clients are spread; chosen by size if left out.
 
     Raises:
@@ -76,18 +76,18 @@ class Problem:
         check_nonnegative("l2", l2)
         check_choice("reduction", reduction, ("mean", "sum"))
         data = read_clients(clients, names, feature_names, fit_intercept)
-        self.names, self.feature_names = data.names, data.feature_names
+        self.names = data.names
         self.n_clients, self.n_features = len(data.names), data.X[0].shape[1]
         self.n_rows = np.array([len(y) for y in data.y])
         self.fit_intercept, self.reduction, self.l2 = fit_intercept, reduction, float(l2)
         self.loss = make_loss(loss, n_classes=_count_classes(data.y))
-        y = [self.loss.check_targets(y, f"client {n!r}") for y, n in zip(data.y, data.names)]
+        where = [f"client {name!r}" for name in self.names]
+        y = [self.loss.check_targets(*pair) for pair in zip(data.y, where, strict=True)]
         self.dim = self.loss.dim(self.n_features)
         if isinstance(self.loss, CustomLoss):
-            self.loss.check(
-                Rows(cast(Any, data.X[0]), cast(Any, y[0])), f"client {self.names[0]!r}"
-            )
+            self.loss.check(Rows(cast(Any, data.X[0]), cast(Any, y[0])), where[0])
 
+        self.feature_names = _coefficients(self.loss, data.feature_names, self.dim, fit_intercept)
         penalised = _penalised(self.dim, self.n_features, fit_intercept)
         self.ridge = np.where(penalised, self.l2, 0.0)
         self.regularizer = _restrict(make_regularizer(regularizer), penalised)
@@ -282,6 +282,20 @@ def _curvatures(loss: Loss, rows: Rows, weight: jax.Array) -> tuple[jax.Array, j
 
 def _count_classes(y: Sequence[np.ndarray]) -> int:
     return int(max(np.max(v) for v in y)) + 1
+
+
+def _coefficients(loss: Loss, features: list[str], dim: int, fit_intercept: bool) -> list[str]:
+    """Names of the d entries of x."""
+    if dim == len(features):
+        return features
+    if isinstance(loss, Multinomial):
+        return [f"{name}[{c}]" for name in features for c in range(1, loss.n_classes)]
+    if fit_intercept:
+        raise InputError(
+            f"fit_intercept: a {loss.name} loss of {dim} parameters for {len(features) - 1} "
+            "columns has no intercept of its own; put it into the loss"
+        )
+    return [f"x[{j}]" for j in range(dim)]
 
 
 def _penalised(dim: int, n_features: int, fit_intercept: bool) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,12 +89,12 @@ class Result:
     def load(path: str | os.PathLike[str]) -> Result:
         """Reads what `save` wrote; InputError for another file."""
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
             meta = json.loads(str(arrays.pop("meta")))
         except FileNotFoundError:
             raise InputError(f"there is no saved result at {path}") from None
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise InputError(f"{path} is not a saved result of fedexact ({error})") from None
         if meta.get("format") != FORMAT:
             raise InputError(f"{path} has format {meta.get('format')}, this version reads {FORMAT}")
@@ -111,9 +112,8 @@ class Result:
     def __str__(self) -> str:
         lines = [f"{self.algorithm}: {self.message}"]
         if self.chosen:
-            lines.append(
-                "chosen: " + ", ".join(f"{k} = {_short(v)}" for k, v in self.chosen.items())
-            )
+            chosen = (f"{name} = {_short(value)}" for name, value in self.chosen.items())
+            lines.append("chosen: " + ", ".join(chosen))
         lines.append(str(self.certificate) if self.certificate else "no certificate")
         return "\n".join(lines)
 
@@ -165,7 +165,7 @@ def from_fields(like: Any, fields: Arrays, what: str) -> Any:
 
 def hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
     """By name; a regulariser in words."""
-    values = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}  # type: ignore[arg-type]
+    values = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
     return {name: _in_words(value) for name, value in values.items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -24,12 +25,13 @@ from fedexact.errors import (
     check_count,
     check_positive,
 )
+from fedexact.oracles import RowOracle
 from fedexact.participation import Full, Participation
 from fedexact.problem import Problem
 from fedexact.regularizers import Zero
 from fedexact.result import HISTORY, Result, by_field, from_fields, hyperparameters
 
-GROWTH = 1e3  # a run whose gradient mapping exceeds this times that of x0, and grows, is stopped
+GROWTH = 1e3  # a run whose gradient mapping exceeds the gradients at x0 so often is stopped
 RECORDINGS = 100  # in a run, unless record_every says otherwise
 
 
@@ -293,9 +295,18 @@ class _Run:
         mapping = [row["gradient_mapping"] for row in self.done.history[-2:]]
         if not np.isfinite(mapping[-1]):
             return True
-        scale = self.setting.constants.L_F * (1.0 + float(np.linalg.norm(self.identity["x0"])))
-        limit = GROWTH * max(self.done.history[0]["gradient_mapping"], 1e-6 * scale)
-        return mapping[-1] > limit and mapping[-1] > mapping[0]
+        return mapping[-1] > GROWTH * self.scale and mapping[-1] > mapping[0]
+
+    @cached_property
+    def scale(self) -> float:
+        """The gradients to expect: the mean norm of the clients' own at x0, even where they cancel."""
+        norms = self.problem.sum_over_clients(_grad_norm, np.array(self.identity["x0"]))
+        x0_size = 1.0 + float(np.linalg.norm(self.identity["x0"]))
+        return max(
+            float(norms) / self.problem.n_clients,
+            self.done.history[0]["gradient_mapping"],
+            1e-12 * self.setting.constants.L_F * x0_size,
+        )
 
     def divergence_message(self) -> str:
         lower = self.algorithm.lower
@@ -336,7 +347,7 @@ class _Run:
             x=x,
             algorithm=self.algorithm.name,
             hyperparameters=values,
-            chosen={k: v for k, v in values.items() if given[k] is None and v is not None},
+            chosen={k: v for k, v in values.items() if given[k] is None and _is_number(v)},
             exactness=self.algorithm.exactness(self.setting),
             rounds=round,
             status=status,
@@ -349,6 +360,10 @@ class _Run:
             invariant=float(np.max(np.abs(self.algorithm.invariant(state.server, clients)))),
             run=self.identity,
         )
+
+
+def _grad_norm(oracle: RowOracle, x: jax.Array) -> jax.Array:
+    return jnp.linalg.norm(oracle.grad(x))
 
 
 def setting_of(problem: Problem, participation: Participation) -> Setting:
@@ -379,6 +394,10 @@ def evaluate(problem: Problem, x: np.ndarray) -> tuple[float, float]:
     g, step = problem.regularizer, 1.0 / problem.constants().L_F
     moved = np.asarray(g.prox(jnp.asarray(x - step * grad), step))
     return value + float(g.value(jnp.asarray(x))), float(np.linalg.norm(x - moved)) / step
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float | int | list)
 
 
 def bytes_per_visit(

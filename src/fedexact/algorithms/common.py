@@ -42,6 +42,19 @@ def balance(constants: Constants) -> float:
     return math.sqrt(max(flattest, 1e-8 * constants.L) * constants.L)
 
 
+def stale_curvature(setting: Setting) -> float:
+    """max_k age_k L_k / N, age_k the rounds since client k's gradient was last counted.
+
+    On average age_k = (1 - p_k) max(1 / p_k, D), D the gap of fixed or correlated visits. A step
+    below 1 / stale_curvature keeps methods stable that descend along remembered gradients; with
+    one client per round drawn uniformly it is SAG's 1/L.
+    """
+    seen = setting.p > 0.0
+    p, L_k = setting.p[seen], setting.constants.L_k[seen]
+    age = (1.0 - p) * np.maximum(1.0 / p, setting.participation.gap(setting.n_clients))
+    return float(np.max(age * L_k, initial=0.0)) / setting.n_clients
+
+
 def exact_if_seen(setting: Setting, why: str) -> Exactness:
     """Exact, unless some client never takes part: then F is not what is minimised."""
     absent = np.flatnonzero(setting.p == 0.0)

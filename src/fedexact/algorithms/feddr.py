@@ -2,17 +2,17 @@
 
 Solves       min_x (1/N) sum_k f_k(x) + g(x),      f_k smooth (also nonconvex), g any with a prox.
 
-    local   y_k += alpha (xbar - x_k);   x_k = P_k(y_k);   xhat_k+ = 2 x_k - y_k;
-            upload xhat_k+ - xhat_k
-    push    xtilde += sum / N;   xbar = prox_g(xtilde, s)
+    local   y_k += alpha (xbar - x_k);  x_k = P_k(y_k);  upload the change of xhat_k = 2 x_k - y_k
+    push    xtilde += sum / N;  xbar = prox_g(xtilde, s)
 
 P_k is the prox of f_k with step s. Invariant: xtilde = (1/N) sum_k xhat_k, over all N clients:
-dividing by |S| is biased or blows up, and so does a start other than x0 for all three.
+dividing by |S| is biased or blows up, and so is a start other than x0 for x_k, y_k and xhat_k.
 alpha = 1 is Douglas-Rachford, 2 Peaceman-Rachford; alpha > 2 diverges. `server_block` adds the
 paper's server variable w, a client with f = 0:
 
-    push    xtilde += sum / N;   w += alpha (xbar - w);
-            xbar = prox_g((N xtilde + w)/(N + 1), N s/(N + 1))
+    push    xtilde += sum / N;  w += alpha (xbar - w);  xbar = prox_g((N xtilde + w)/(N + 1), s')
+
+with s' = N s/(N + 1), exactly that.
 
 step: s (default 0.3/sqrt(l L)); relax: alpha (default 1.8 with everybody, else 1.5).
 For a nonconvex f_k take relax <= 1 and step = 0.9 (2 - relax)/(2 L).
@@ -92,14 +92,11 @@ class FedDR(Algorithm[Server, Client, Array, Array]):
     def push(self, server: Server, total: Array, count: Array) -> Server:
         x_bar, x_tilde, w, N = server
         x_tilde = x_tilde + total / N
-        if not self.server_block:
-            return Server(self._prox_g(x_tilde, self.step), x_tilde, w, N)
-        w = w + self.relax * (x_bar - w)
-        x_bar = self._prox_g((N * x_tilde + w) / (N + 1), N * self.step / (N + 1))
-        return Server(x_bar, x_tilde, w, N)
-
-    def _prox_g(self, v: Array, step: Any) -> Array:
-        return v if self.g is None else self.g.prox(v, step)
+        v, step = x_tilde, self.step
+        if self.server_block:
+            w = w + self.relax * (x_bar - w)
+            v, step = (N * x_tilde + w) / (N + 1), N * step / (N + 1)
+        return Server(v if self.g is None else self.g.prox(v, step), x_tilde, w, N)
 
     def model(self, server: Server) -> Array:
         return server.x_bar

@@ -63,11 +63,10 @@ class FedSplit(Algorithm[Server, Client, Array, Array]):
         if not self.per_client:
             step = 1.0 / balance(c) if self.step is None else self.step
             return dataclasses.replace(self, step=step, relax=relax)
-        if np.any(c.l_k <= 0):
-            k = int(np.argmin(c.l_k))
+        for k in np.flatnonzero(c.l_k <= 0):
             raise InputError(
-                f"FedSplit(per_client=True) needs l_k > 0 at every client, got l_k = {c.l_k[k]} "
-                f"at client {k}; add a ridge (l2 > 0) or use per_client=False"
+                f"FedSplit(per_client=True) needs l_k > 0 at every client, but client {k} has "
+                f"l_k = {c.l_k[k]}; add a ridge, l2 > 0, or leave per_client out"
             )
         return dataclasses.replace(self, relax=relax, scales=np.sqrt(c.l_k * c.L_k))
 

@@ -10,8 +10,8 @@ g_k is the last gradient that client k has counted (0 at first). Invariant: y = 
 vector down, one up, and one running sum at the server. The paper tracks the sum over the clients:
 eta = lr / N. Any participation will do in which every client keeps coming back.
 
-lr: gradient step on the mean objective (default 1/(L_F max(1, D)), D the rounds between two visits
-that come in a fixed or correlated order); local_steps: tau.
+lr: gradient step on the mean objective (default 1 / max(L_F, L_F D/2, stale curvature), D the
+rounds between two visits in a fixed or correlated order); local_steps: tau.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedexact.algorithms.common import check, exact_if_seen
+from fedexact.algorithms.common import check, exact_if_seen, stale_curvature
 from fedexact.core import Algorithm, Exactness, Oracle, Setting, record, static
 
 
@@ -56,9 +56,10 @@ class FOCUS(Algorithm[Server, Client, Pulled, Array]):
         check(self)
 
     def resolve(self, setting: Setting) -> Self:
-        gap = max(1.0, setting.participation.gap(setting.n_clients))
-        lr = 1.0 / (setting.constants.L_F * gap) if self.lr is None else self.lr
-        return dataclasses.replace(self, lr=lr)
+        if self.lr is not None:
+            return self
+        L_F, D = setting.constants.L_F, setting.participation.gap(setting.n_clients)
+        return dataclasses.replace(self, lr=1.0 / max(L_F, L_F * D / 2, stale_curvature(setting)))
 
     def exactness(self, setting: Setting) -> Exactness:
         return exact_if_seen(setting, "y tracks the sum of all gradients")

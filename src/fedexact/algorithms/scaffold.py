@@ -10,8 +10,9 @@ Solves       min_x F(x) = (1/N) sum_k f_k(x).
 The mean of z - x is over the participants, that of the c_k over all N clients.
 Invariant: c = (1/N) sum_k c_k. Two vectors down and two up per participant.
 
-lr: gradient step on the mean objective (default 1/(R L) up to a constant); local_steps: R;
-lr_server; batch_size: rows per local gradient (default: all), which makes it a noise ball.
+lr: gradient step on the mean objective (default 1 / max(L, R max(L_F, L_F D/4, stale curvature)),
+D the rounds between two visits in a fixed or correlated order); local_steps: R; lr_server;
+batch_size: rows per local gradient (default: all), which makes it a noise ball.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedexact.algorithms.common import check, exact_if_seen, local_grad
+from fedexact.algorithms.common import check, exact_if_seen, local_grad, stale_curvature
 from fedexact.core import Algorithm, Exactness, Oracle, Setting, record, static
 from fedexact.errors import InputError
 
@@ -62,9 +63,11 @@ class SCAFFOLD(Algorithm[Server, Client, Message, Message]):
             raise InputError(f"SCAFFOLD option must be 1 or 2, got {self.option!r}")
 
     def resolve(self, setting: Setting) -> Self:
-        L, gap = setting.constants.L, max(1.0, setting.participation.gap(setting.n_clients))
-        lr = 1.0 / (self.local_steps * L * gap) if self.lr is None else self.lr
-        return dataclasses.replace(self, lr=lr)
+        if self.lr is not None:
+            return self
+        c, D = setting.constants, setting.participation.gap(setting.n_clients)
+        round_curvature = max(c.L_F, c.L_F * D / 4, stale_curvature(setting))
+        return dataclasses.replace(self, lr=1.0 / max(c.L, self.local_steps * round_curvature))
 
     def exactness(self, setting: Setting) -> Exactness:
         if self.batch_size is not None:

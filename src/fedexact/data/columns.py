@@ -49,6 +49,8 @@ class Features:
         for name in self.columns or ():
             if list(self.columns or ()).count(name) > 1:
                 raise InputError(f"features: column {name!r} is named twice")
+        reference = {column: as_text(level) for column, level in self.reference.items()}
+        object.__setattr__(self, "reference", reference)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,10 +177,17 @@ def event(y: np.ndarray, spec: Target) -> np.ndarray:
 
 
 def _texts(column: pa.ChunkedArray) -> list[str]:
-    """The cells as text; whole numbers without a decimal point, true/false in lower case."""
+    """The cells as text."""
     if kind(column.type) == "number":
-        return [f"{value:.15g}" for value in column.cast(pa.float64(), safe=False).to_pylist()]
-    return [str(v).lower() if isinstance(v, bool) else str(v) for v in column.to_pylist()]
+        column = column.cast(pa.float64(), safe=False)
+    return [as_text(value) for value in column.to_pylist()]
+
+
+def as_text(value: str | bool | float) -> str:
+    """A cell or level as text; whole numbers without decimal point, true/false in lower case."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else f"{value:.15g}"
 
 
 def _levels(column: pa.ChunkedArray, name: str, reference: str | None) -> tuple[str, ...]:

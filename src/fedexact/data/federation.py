@@ -305,7 +305,7 @@ def _refuse_missing(
 def _need_complete_rows(
     everyone: Sequence[str], complete: np.ndarray, counts: Mapping[str, Mapping[str, int]]
 ) -> None:
-    has_rows = {everyone[i] for i in map(int, complete)}
+    has_rows = {everyone[i] for i in complete.tolist()}
     for name, per_column in counts.items():
         if name not in has_rows:
             who = f"client {name!r}" if name else "the table"
@@ -328,8 +328,8 @@ def _constant_columns(rows: _Rows, names: Sequence[str], parts: Sequence[np.ndar
     facts = []
     for name, part in zip(names, parts, strict=True):
         if len(part) >= 10 and len(names) > 1:
-            X = rows.X[part]
-            for j in np.flatnonzero(varies & (np.ptp(X, axis=0) == 0)):
+            X: np.ndarray = rows.X[part]
+            for j in np.flatnonzero(varies & (np.ptp(X, axis=0) == 0)).tolist():
                 facts.append(f"{rows.columns[j]} is {X[0, j]:g} in all {len(part)} rows of {name}")
     if len(facts) > MANY_FACTS:
         return [f"{facts[0]}; {len(facts) - 1} more columns are constant at some client"]

@@ -7,8 +7,6 @@ An engine holds the state of a run, (server, clients), in a form of its own:
 * `stacked(problem, state)` gives the client states stacked in client order, (N, ...).
 """
 
-from typing import Protocol
-
 from fedexact.engines import compiled, loop
 from fedexact.engines.state import Engine, State
 

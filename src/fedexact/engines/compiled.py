@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from fedexact.core import Algorithm, client_key
 from fedexact.engines.state import State, oracles_for, push_unless_empty
-from fedexact.layout import AXIS, Layout, all_shards_sum, oracle_specs, over_shards
+from fedexact.layout import AXIS, Layout, all_shards_sum, oracle_specs, over_shards, put
 from fedexact.oracles import RowOracle
 from fedexact.participation import Cohorts
 from fedexact.problem import Problem
@@ -33,8 +33,8 @@ ROUNDS = 16  # rounds per program are rounded up to a power of two, at least thi
 class Visits(NamedTuple):
     """Who is visited in one bucket."""
 
-    slots: Array  # (rounds, shards, width) positions within the shard, the first `count` are valid
-    count: Array  # (rounds, shards)
+    slots: Array  # (rounds, shards, width) positions within the shard, the first `counts` are valid
+    counts: Array  # (rounds, shards)
 
 
 class Compiled:
@@ -47,11 +47,11 @@ class Compiled:
         buckets = [jax.tree.unflatten(tree, leaves) for leaves in zip(*per_leaf, strict=True)]
         if not leaves:
             buckets = [clients for _ in layout.buckets]
-        server = jax.tree.map(lambda a: _put(a, layout.mesh, PartitionSpec()), server)
+        server = jax.tree.map(lambda a: put(a, layout.mesh, PartitionSpec()), server)
         return State(
             server,
             tuple(
-                jax.tree.map(lambda a: _put(a, layout.mesh, PartitionSpec(AXIS)), bucket)
+                jax.tree.map(lambda a: put(a, layout.mesh, PartitionSpec(AXIS)), bucket)
                 for bucket in buckets
             ),
         )
@@ -85,11 +85,6 @@ class Compiled:
             root,
         )
         return jax.block_until_ready(State(server, clients))
-
-
-def _put(a: Any, mesh: Mesh | None, spec: PartitionSpec) -> Array:
-    a = jnp.asarray(a)
-    return a if mesh is None else jax.device_put(a, NamedSharding(mesh, spec))
 
 
 def visits(layout: Layout, cohorts: Cohorts) -> tuple[Visits, ...]:
@@ -164,7 +159,7 @@ def _rounds(
         pulled = algorithm.pull(server, r)
         total, count, after = _no_upload(algorithm, oracles[0], clients[0], pulled, root), 0, []
         for oracle, k, states, visit in zip(oracles, ids, clients, visits, strict=True):
-            slots, n = visit.slots[r - start, 0], visit.count[r - start, 0]
+            slots, n = visit.slots[r - start, 0], visit.counts[r - start, 0]
 
             def see(
                 j: Array,

@@ -25,7 +25,7 @@ class Engine(Protocol):
     """Runs rounds. Between its calls the state is complete: it can be kept, saved and resumed."""
 
     def load(self, problem: Problem, server: Any, clients: Any) -> State:
-        """The engine's state from the server's and the clients' stacked in client order, (N, ...)."""
+        """The engine's state; `clients` stacked in client order, (N, ...)."""
         ...
 
     def clients(self, problem: Problem, state: State) -> Any:

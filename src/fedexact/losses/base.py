@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ from fedexact.losses.spectrum import gram_largest
 class Rows(NamedTuple):
     """The rows of one client (with a column of ones first if there is an intercept)."""
 
-    X: Array  # (m, n_features)
-    y: Array  # (m,)
+    X: Any  # (m, n_features), of JAX or NumPy
+    y: Any  # (m,)
 
 
 class Loss(abc.ABC):

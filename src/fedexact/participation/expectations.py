@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from scipy.optimize import brentq
 
 _NODES, _NODE_WEIGHTS = (half / 2 for half in np.polynomial.legendre.leggauss(64))
 _DECAY = 60.0  # exp(-60) is nothing next to 1 / (N + 1)
@@ -53,20 +54,21 @@ def sequential_inclusion(weights: np.ndarray, m: int) -> np.ndarray:
 
 
 def _times(weights: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes t and weights dt of the trapezoidal rule after t = T exp(y - exp(-y)), where m clients
-    are expected to have rung by T."""
-    rung = lambda t: np.sum(-np.expm1(-weights * t))  # noqa: E731
-    T = brentq(lambda t: rung(t) - m, 0.0, _waiting(weights, m), rtol=1e-6)
-    h = 0.1 / np.sqrt(m)
-    y = np.arange(-3.7, np.log(40.0 / (np.min(weights) * T)) + 1.0, h)
-    t = T * np.exp(y - np.exp(-y))
+    """Nodes t and weights dt of the trapezoidal rule after t = c exp(y - exp(-y)), c the scale of
+    the fastest clock or, if earlier, the time by which m are expected to have rung."""
+
+    def rung(t: float) -> float:
+        return float(np.sum(-np.expm1(-weights * t)))
+
+    latest = np.log(40.0 / np.min(weights))
+    earliest = np.log(m / np.sum(weights)) - 1e-9
+    log_c = min(brentq(lambda y: rung(np.exp(y)) - m, earliest, latest), -np.log(np.max(weights)))
+    h = 0.2 / np.sqrt(m)
+    y = np.arange(-3.7, latest - log_c + 1.0, h)
+    t = np.exp(log_c + y - np.exp(-y))
     mean = np.array([rung(time) for time in t]) - 1.0
     alive = (mean <= m) | ((mean - m) ** 2 < 80.0 * mean)  # P(at most m - 1 rang) > exp(-40)
     return t[alive], (h * t * (1.0 + np.exp(-y)))[alive]
-
-
-def _waiting(weights: np.ndarray, m: int) -> float:
-    """A time by which more than m < N clients are expected to have rung... """
 
 
 def _chunks(

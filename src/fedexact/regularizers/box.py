@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -13,7 +14,7 @@ from fedexact.core import record
 from fedexact.errors import InputError
 from fedexact.regularizers.base import ROUNDING, Regularizer, indicator
 
-Bound = Array | np.ndarray | float
+Bound = Array | np.ndarray | float | Sequence[float]  # a sequence is kept as an array
 
 
 @record

@@ -1,0 +1,5 @@
+"""`python -m fedexact`."""
+
+from fedexact.cli import main
+
+main()

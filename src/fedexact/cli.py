@@ -1,0 +1,196 @@
+"""The command `fedexact`: thin over `config` (run) and `report` (show, write)."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import fedexact as fx
+from fedexact import config, report
+from fedexact.data import BUNDLED, EXPERIMENTS, PARTITIONS, bundled_path
+from fedexact.errors import FedexactError
+
+PLAIN_WIDTH = 100  # columns where the output is not a terminal
+
+app = typer.Typer(
+    name="fedexact",
+    help="Federated optimisation that lands on the exact pooled answer, and proves it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """The entry point."""
+    with suppress(RuntimeError):  # JAX has started already
+        jax.config.update("jax_num_cpu_devices", _cores())
+    app()
+
+
+def _errors_in_words(command: Callable[..., None]) -> Callable[..., None]:
+    """One message and exit code 2 for an error of the user's, 130 after Ctrl-C."""
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except FedexactError as error:
+            _say(f"[bold red]error:[/] {escape(str(error))}")
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt as interrupt:
+            _say(escape(str(interrupt) or "interrupted before the first round"))
+            raise typer.Exit(130) from None
+
+    return wrapper
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"fedexact {fx.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+@_errors_in_words
+def run(
+    experiment: Annotated[
+        Path | None, typer.Argument(help="A TOML file; the bundled experiment if left out.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder; results/<name of the file> if left out.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the interrupted run in the output folder.")
+    ] = False,
+    seed: Annotated[
+        list[int] | None, typer.Option(min=0, help="Instead of the file's seeds; may be repeated.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Run an experiment: a table of who lands on the pooled answer, a figure, the results."""
+    path = experiment or bundled_path(f"{EXPERIMENTS[0]}.toml")
+    folder = out or Path("results") / path.stem
+    asked = config.load(path)
+    if seed:
+        asked = asked.with_seeds(seed)
+    console = _console(quiet)
+    with _working(console, "reading the data, computing the pooled solution"):
+        prepared = config.prepare(asked)
+    console.print(report.data_summary(prepared))
+    store = config.Store(folder, asked, resume)
+    try:
+        with _watching(console) as observer:
+            outcome = config.run(prepared, store, observer)
+        files = report.write_report(outcome, folder, fx.__version__)
+    except KeyboardInterrupt:
+        again = ["fedexact", "run", *([str(experiment)] if experiment else [])]
+        again += ["--out", str(folder), "--resume", *(f"--seed={s}" for s in seed or ())]
+        raise KeyboardInterrupt(
+            f"interrupted; what was done is kept in {folder}\nto go on: {shlex.join(again)}"
+        ) from None
+    console.print(report.result_table(outcome), report.closing(outcome, str(folder), files))
+
+
+@app.command("list")
+def list_() -> None:
+    """List algorithms, losses, regularisers, participations, partitions and bundled data."""
+    registries = {
+        "algorithms": fx.ALGORITHMS,
+        "losses": fx.LOSSES,
+        "regularisers": fx.REGULARIZERS,
+        "participations": fx.PARTICIPATIONS,
+        "partitions": PARTITIONS,
+        "bundled data": BUNDLED,
+    }
+    sections = {
+        heading: {name: entry.summary for name, entry in registry.items()}
+        for heading, registry in registries.items()
+    }
+    _console().print(report.listing(sections))
+
+
+# --- the terminal ---------------------------------------------------------------------------------
+
+
+class _Bars:
+    """A progress bar for the run at hand; finished runs are printed above it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def begin(self, label: str, seed: int, rounds: int) -> None:
+        self.task = self.progress.add_task(f"{label}, seed {seed}", total=rounds, mapping="")
+
+    def advance(self, progress: fx.Progress) -> None:
+        mapping = f"gradient mapping {progress.gradient_mapping:.1e}"
+        self.progress.update(self.task, completed=progress.round, mapping=mapping)
+
+    def end(self, run: config.Run) -> None:
+        self.progress.remove_task(self.task)
+        self.progress.console.print(report.finished_line(run))
+
+
+class _Lines:
+    """A line for every finished run, where there is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def begin(self, label: str, seed: int, rounds: int) -> None: ...
+
+    def advance(self, progress: fx.Progress) -> None: ...
+
+    def end(self, run: config.Run) -> None:
+        self.console.print(report.finished_line(run))
+
+
+@contextmanager
+def _watching(console: Console) -> Iterator[config.Observer]:
+    if not console.is_terminal or console.quiet:
+        yield _Lines(console)
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[mapping]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield _Bars(progress)
+
+
+@contextmanager
+def _working(console: Console, what: str) -> Iterator[None]:
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+def _console(quiet: bool = False) -> Console:
+    console = Console(quiet=quiet, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PLAIN_WIDTH
+    return console
+
+
+def _say(message: str) -> None:
+    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,17 @@
+"""Experiments as TOML files, and running them."""
+
+from fedexact.config.models import Experiment, load, parse
+from fedexact.config.runner import Observer, Outcome, Prepared, Run, Store, prepare, run
+
+__all__ = [
+    "Experiment",
+    "Observer",
+    "Outcome",
+    "Prepared",
+    "Run",
+    "Store",
+    "load",
+    "parse",
+    "prepare",
+    "run",
+]

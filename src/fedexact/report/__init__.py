@@ -1,0 +1,20 @@
+"""What an experiment shows: files, figure, tables."""
+
+from fedexact.report.figure import Curve, convergence_figure, curves, image
+from fedexact.report.files import history, result_json, write_report
+from fedexact.report.text import closing, data_summary, finished_line, listing, result_table
+
+__all__ = [
+    "Curve",
+    "closing",
+    "convergence_figure",
+    "curves",
+    "data_summary",
+    "finished_line",
+    "history",
+    "image",
+    "listing",
+    "result_json",
+    "result_table",
+    "write_report",
+]

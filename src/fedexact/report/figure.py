@@ -1,0 +1,163 @@
+"""Distance to the pooled solution against rounds and against bytes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedexact.config import Outcome
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart by colour-blind readers; warm ones for biased algorithms.
+EXACT = ("#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#000000")
+BIASED = ("#D55E00", "#E69F00", "#8C510A", "#B15928")
+MARKERS = "osD^vPX*"
+REACHED = 1e-8  # standard errors: as good as the pooled answer for any purpose
+FLOOR = 1e-16
+UNITS = {
+    "distance_se": "distance to the pooled solution, standard errors",
+    "distance": "distance to the pooled solution, |x − x*|",
+    "gradient_mapping": "norm of the gradient mapping",
+}
+BIASED_LINES = ("--", "-.", ":")
+
+
+class Curve(NamedTuple):
+    """One run."""
+
+    label: str
+    exact: bool
+    rounds: np.ndarray
+    megabytes: np.ndarray  # up and down
+    distance: np.ndarray
+
+
+class Style(NamedTuple):
+    color: str
+    line: str
+    width: float
+    marker: str
+
+
+def curves(outcome: Outcome) -> tuple[list[Curve], str]:
+    """The runs' curves and the unit of their distance, in words."""
+    runs = outcome.runs
+    column = next(
+        name
+        for name in UNITS
+        if all(run.result.history.column(name).null_count == 0 for run in runs)
+    )
+    found = []
+    for run in runs:
+        table = run.result.history
+        up, down = (table.column(c).to_numpy() for c in ("bytes_up", "bytes_down"))
+        exact = run.result.exactness.exact
+        values = table.column(column).to_numpy()
+        rounds = table.column("round").to_numpy()
+        found.append(Curve(run.label, exact, rounds, (up + down) / 1e6, values))
+    return found, UNITS[column]
+
+
+def convergence_figure(found: Sequence[Curve], unit: str, title: str) -> Figure:
+    """Two panels with a common vertical axis, and one legend beside them.
+
+    Exact algorithms are solid, cool lines; biased ones dashed, warm lines.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    styles = _styles(found)
+    for axes, name, xlabel in (
+        (left, "rounds", "rounds"),
+        (right, "megabytes", "communication, MB up and down"),
+    ):
+        labelled: set[str] = set()
+        for curve in found:
+            label = curve.label if curve.label not in labelled else "_seed"
+            labelled.add(curve.label)
+            _draw(axes, getattr(curve, name), curve.distance, styles[curve.label], label)
+        axes.set_xlabel(xlabel)
+        axes.set_yscale("log")
+        axes.set_xlim(left=0)
+        axes.grid(visible=True, color="#DDDDDD", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.set_ylabel(unit)
+    if "standard errors" in unit:
+        _shade(left, right)
+    _legend(figure, left, found)
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    return figure
+
+
+def image(figure: Figure, format: str) -> bytes:
+    """The figure as a PNG or SVG file; the same bytes for the same figure."""
+    import matplotlib as mpl
+
+    buffer = io.BytesIO()
+    metadata = {"Date": None} if format == "svg" else None
+    with mpl.rc_context({"svg.hashsalt": "fedexact", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format=format, dpi=160, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _styles(found: Sequence[Curve]) -> dict[str, Style]:
+    styles: dict[str, Style] = {}
+    count = {True: 0, False: 0}
+    for curve in found:
+        if curve.label not in styles:
+            palette, i = (EXACT if curve.exact else BIASED), count[curve.exact]
+            line = "-" if curve.exact else BIASED_LINES[i % len(BIASED_LINES)]
+            width = 1.8 if curve.exact else 1.3
+            marker = MARKERS[len(styles) % len(MARKERS)]
+            styles[curve.label] = Style(palette[i % len(palette)], line, width, marker)
+            count[curve.exact] += 1
+    return styles
+
+
+def _draw(axes: Axes, x: np.ndarray, y: np.ndarray, style: Style, label: str) -> None:
+    y = np.where(np.isfinite(y), np.maximum(y, FLOOR), np.nan)
+    axes.plot(
+        x, y, style.line, color=style.color, label=label, linewidth=style.width,
+        marker=style.marker, markersize=4.5, markevery=max(1, len(x) // 8),
+        alpha=0.6 if label == "_seed" else 1.0,
+    )  # fmt: skip
+
+
+def _shade(left: Axes, right: Axes) -> None:
+    """The region where the answer is the pooled one for any purpose."""
+    bottom = min(left.get_ylim()[0], REACHED / 100)
+    for axes in (left, right):
+        axes.axhspan(bottom, REACHED, color="#009E73", alpha=0.10, linewidth=0, zorder=0)
+        axes.axhline(REACHED, color="#009E73", linewidth=1.0, alpha=0.6, zorder=1)
+    left.set_ylim(bottom=bottom)
+    right.text(
+        0.985, REACHED * 1.4, "1e-8 standard errors: the pooled answer", ha="right", va="bottom",
+        fontsize=8, color="#00664B", transform=right.get_yaxis_transform(),
+    )  # fmt: skip
+
+
+def _legend(figure: Figure, axes: Axes, found: Sequence[Curve]) -> None:
+    """One legend in two groups, outside the panels."""
+    from matplotlib.lines import Line2D
+
+    by_label = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    entries: list[tuple[str, Line2D]] = []
+    for exact, heading in ((True, "exact by theory"), (False, "biased by theory")):
+        labels = list(dict.fromkeys(c.label for c in found if c.exact == exact))
+        if labels:
+            entries.append((heading, Line2D([], [], linestyle="none")))
+            entries += [(label, by_label[label]) for label in labels]  # type: ignore[misc]
+    legend = figure.legend(
+        [handle for _, handle in entries], [label for label, _ in entries],
+        loc="outside right center", frameon=False, handlelength=3.2,
+    )  # fmt: skip
+    for text in legend.get_texts():
+        if text.get_text() in ("exact by theory", "biased by theory"):
+            text.set_fontweight("bold")
