@@ -103,7 +103,9 @@ def run(
         raise KeyboardInterrupt(
             f"interrupted; what was done is kept in {folder}\nto go on: {shlex.join(again)}"
         ) from None
-    console.print(report.result_table(outcome), report.closing(outcome, str(folder), files))
+    console.print(
+        report.result_table(outcome, console.width), report.closing(outcome, str(folder), files)
+    )
 
 
 @app.command("list")

@@ -10,8 +10,9 @@ g_k is the last gradient that client k has counted (0 at first). Invariant: y = 
 vector down, one up, and one running sum at the server. The paper tracks the sum over the clients:
 eta = lr / N. Any participation will do in which every client keeps coming back.
 
-lr: gradient step on the mean objective (default 1 / max(L_F, L_F D/2, stale curvature), D the
-rounds between two visits in a fixed or correlated order); local_steps: tau.
+lr: gradient step on the mean objective (default 1 / max(L_F, L_F D/2, stale curvature,
+(tau - 1) L/N), D the rounds between two visits in a fixed or correlated order); local_steps: tau.
+More local steps damp the change of gradient that a visit reports, by (I - eta H_k)^(tau - 1).
 """
 
 from __future__ import annotations
@@ -58,8 +59,10 @@ class FOCUS(Algorithm[Server, Client, Pulled, Array]):
     def resolve(self, setting: Setting) -> Self:
         if self.lr is not None:
             return self
-        L_F, D = setting.constants.L_F, setting.participation.gap(setting.n_clients)
-        return dataclasses.replace(self, lr=1.0 / max(L_F, L_F * D / 2, stale_curvature(setting)))
+        c, D = setting.constants, setting.participation.gap(setting.n_clients)
+        drift = (self.local_steps - 1) * c.L / setting.n_clients
+        lr = 1.0 / max(c.L_F, c.L_F * D / 2, stale_curvature(setting), drift)
+        return dataclasses.replace(self, lr=lr)
 
     def exactness(self, setting: Setting) -> Exactness:
         return exact_if_seen(setting, "y tracks the sum of all gradients")

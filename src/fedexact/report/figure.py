@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, told apart by colour-blind readers; warm ones for biased algorithms.
 EXACT = ("#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#000000")
 BIASED = ("#D55E00", "#E69F00", "#8C510A", "#B15928")
+SHADE = "#009E73"
+HEADINGS = ("exact by theory", "biased by theory", "the pooled answer")
 MARKERS = "osD^vPX*"
 REACHED = 1e-8  # standard errors: as good as the pooled answer for any purpose
 FLOOR = 1e-16
@@ -89,9 +91,10 @@ def convergence_figure(found: Sequence[Curve], unit: str, title: str) -> Figure:
         axes.grid(visible=True, color="#DDDDDD", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
     left.set_ylabel(unit)
-    if "standard errors" in unit:
+    shaded = "standard errors" in unit
+    if shaded:
         _shade(left, right)
-    _legend(figure, left, found)
+    _legend(figure, left, found, shaded)
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return figure
 
@@ -134,30 +137,30 @@ def _shade(left: Axes, right: Axes) -> None:
     """The region where the answer is the pooled one for any purpose."""
     bottom = min(left.get_ylim()[0], REACHED / 100)
     for axes in (left, right):
-        axes.axhspan(bottom, REACHED, color="#009E73", alpha=0.10, linewidth=0, zorder=0)
-        axes.axhline(REACHED, color="#009E73", linewidth=1.0, alpha=0.6, zorder=1)
+        axes.axhspan(bottom, REACHED, color=SHADE, alpha=0.10, linewidth=0, zorder=0)
+        axes.axhline(REACHED, color=SHADE, linewidth=1.0, alpha=0.6, zorder=1)
     left.set_ylim(bottom=bottom)
-    right.text(
-        0.985, REACHED * 1.4, "1e-8 standard errors: the pooled answer", ha="right", va="bottom",
-        fontsize=8, color="#00664B", transform=right.get_yaxis_transform(),
-    )  # fmt: skip
 
 
-def _legend(figure: Figure, axes: Axes, found: Sequence[Curve]) -> None:
-    """One legend in two groups, outside the panels."""
+def _legend(figure: Figure, axes: Axes, found: Sequence[Curve], shaded: bool) -> None:
+    """One legend in groups, outside the panels."""
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     by_label = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    entries: list[tuple[str, Line2D]] = []
-    for exact, heading in ((True, "exact by theory"), (False, "biased by theory")):
+    entries: list[tuple[str, Any]] = []
+    for exact, heading in zip((True, False), HEADINGS, strict=False):
         labels = list(dict.fromkeys(c.label for c in found if c.exact == exact))
         if labels:
             entries.append((heading, Line2D([], [], linestyle="none")))
-            entries += [(label, by_label[label]) for label in labels]  # type: ignore[misc]
+            entries += [(label, by_label[label]) for label in labels]
+    if shaded:
+        entries += [(HEADINGS[2], Line2D([], [], linestyle="none"))]
+        entries += [("within 1e-8 SE", Patch(color=SHADE, alpha=0.25))]
     legend = figure.legend(
         [handle for _, handle in entries], [label for label, _ in entries],
         loc="outside right center", frameon=False, handlelength=3.2,
     )  # fmt: skip
     for text in legend.get_texts():
-        if text.get_text() in ("exact by theory", "biased by theory"):
+        if text.get_text() in HEADINGS:
             text.set_fontweight("bold")

@@ -16,6 +16,7 @@ from rich.text import Text
 from fedexact.config import Outcome, Prepared, Run
 from fedexact.report.files import distance_of, last_row
 
+ROOMY = 100  # columns
 SHOWN = 12  # clients listed one by one
 COLOURS = {"certified": "green", "not certified": "red", "cannot certify": "yellow"}
 
@@ -43,14 +44,19 @@ def data_summary(prepared: Prepared) -> RenderableType:
     return Group(*([Text(title, style="bold")] if title else []), table, _lines(lines))
 
 
-def result_table(outcome: Outcome) -> Table:
-    """One line per algorithm; with several seeds the median, and below it the worst."""
+def result_table(outcome: Outcome, width: int) -> Table:
+    """One line per algorithm; with several seeds the median, and below it the worst.
+
+    Readable from 80 columns on; closer together below 100.
+    """
     table = _table(
         "algorithm", "by theory", "rounds", "MB up", "MB down", "dist. SE", "dist. norm",
         "bound SE", "verdict",
     )  # fmt: skip
     table.columns[1].justify = table.columns[8].justify = "left"
     table.columns[0].min_width = 10
+    if width < ROOMY:
+        table.padding = 0
     table.columns[8].no_wrap = True
     for label in outcome.prepared.algorithms:
         runs = outcome.of(label)
@@ -124,8 +130,8 @@ def _row(label: str, runs: Sequence[Run], prepared: Prepared) -> list[Renderable
         Text(label, style="bold"),
         "exact" if exact else "biased",
         _cell([run.result.rounds for run in runs], str),
-        _cell([row["bytes_up"] / 1e6 for row in last], _short),
-        _cell([row["bytes_down"] / 1e6 for row in last], _short),
+        _cell([row["bytes_up"] / 1e6 for row in last], _megabytes),
+        _cell([row["bytes_down"] / 1e6 for row in last], _megabytes),
         _cell([distance_of(run, prepared, True) for run in runs], _power),
         _cell([distance_of(run, prepared, False) for run in runs], _power),
         _cell(bounds, _power),
@@ -159,6 +165,10 @@ def _power(value: float) -> str:
     if not math.isfinite(value):
         return "inf"
     return f"{value:.1e}" if value < 1e-2 or value >= 1e4 else f"{value:.3g}"
+
+
+def _megabytes(value: float) -> str:
+    return f"{value:.3g}" if value >= 1 else f"{value:.2g}"
 
 
 def _short(value: object) -> str:

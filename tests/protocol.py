@@ -1,0 +1,79 @@
+"""Rounds by the protocol alone: no engine, every client computed in every round and masked."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import fedexact as fx
+from fedexact.engines.state import initial, oracles_for, push_unless_empty
+from fedexact.oracles import RowOracle
+from fedexact.solve import setting_of
+
+
+class Path(NamedTuple):
+    """What happened in T rounds."""
+
+    x: np.ndarray  # (T, d) models after each round
+    invariant: np.ndarray  # (T, d)
+    server: Any  # at the end
+    clients: Any
+
+
+def one_round(
+    algorithm: fx.Algorithm, oracle: RowOracle, server: Any, clients: Any, mask: Array
+) -> tuple[Any, Any]:
+    """The states after a round with the participants `mask`, (N,) bool."""
+    pulled = algorithm.pull(server, jnp.array(0))
+
+    def visit(client: Any, k: Array) -> tuple[Any, Any]:
+        return algorithm.local(client, pulled, oracle.client(k), jax.random.key(k))
+
+    def present(a: Array, otherwise: Array) -> Array:
+        return jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, otherwise)
+
+    new, uploads = jax.vmap(visit)(clients, jnp.arange(len(mask)))
+    total = jax.tree.map(lambda u: jnp.sum(present(u, jnp.zeros_like(u)), axis=0), uploads)
+    server = push_unless_empty(algorithm, server, total, jnp.sum(mask))
+    return server, jax.tree.map(present, new, clients)
+
+
+@jax.jit
+def _scan(algorithm: fx.Algorithm, oracle: RowOracle, state: Any, masks: Array) -> Any:
+    def step(state: Any, mask: Array) -> tuple[Any, tuple[Array, Array]]:
+        server, clients = one_round(algorithm, oracle, *state, mask)
+        return (server, clients), (algorithm.model(server), algorithm.invariant(server, clients))
+
+    return jax.lax.scan(step, state, masks)
+
+
+def oracle_of(problem: fx.Problem, algorithm: fx.Algorithm) -> RowOracle:
+    """All clients in one stack; they must have equally many rows."""
+    (oracle,) = oracles_for(algorithm, problem)
+    return oracle
+
+
+def rounds(
+    problem: fx.Problem,
+    algorithm: fx.Algorithm,
+    masks: Any,
+    x0: Any = None,
+    participation: fx.Participation | None = None,
+    state: Any = None,
+) -> Path:
+    """Resolves the algorithm and runs it from x0, or from `state`, over (T, N) masks."""
+    algorithm = algorithm.resolve(setting_of(problem, participation or fx.Full()))
+    if state is None:
+        start = jnp.zeros(problem.dim) if x0 is None else jnp.asarray(x0)
+        state = initial(algorithm, problem, start)
+    oracle = oracle_of(problem, algorithm)
+    (server, clients), path = _scan(algorithm, oracle, state, jnp.asarray(masks))
+    return Path(*map(np.asarray, path), server, clients)
+
+
+def everybody(problem: fx.Problem, T: int) -> np.ndarray:
+    return np.ones((T, problem.n_clients), bool)

@@ -1,0 +1,460 @@
+"""Readers, typed columns, exact moments, partitions, the bundled data."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+import fedexact as fx
+from fedexact import data
+from fedexact.data import Dirichlet, Features, Target, client_sums, pooled_moments
+from fedexact.data.tables import read_csv_table
+
+HEART = [*["age", "sex", "cp", "trestbps", "chol", "thalch", "exang", "oldpeak"]]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def csv(tmp_path: Path, text: str) -> Path:
+    return write(tmp_path / "table.csv", text)
+
+
+def heart(**settings: Any) -> data.Federation:
+    return data.bundled(
+        "heart_disease_uci", Target("num", above=0), client="dataset",
+        features=HEART, **settings,
+    )  # fmt: skip
+
+
+# --- the bundled data -----------------------------------------------------------------------------
+
+
+def test_heart_disease_is_prepared_as_stated() -> None:
+    federation = heart(standardize=True)
+    assert federation.names == ("Cleveland", "Hungary", "Switzerland", "VA Long Beach")
+    assert federation.n_rows.tolist() == [304, 269, 117, 137]
+    assert federation.dropped == (0, 24, 6, 63)
+    assert federation.missing["Switzerland"] == {
+        "trestbps": 2, "thalch": 1, "exang": 1, "oldpeak": 6,
+    }  # fmt: skip
+    assert federation.feature_names == (
+        "age", "sex[Male]", "cp[atypical angina]", "cp[non-anginal]", "cp[typical angina]",
+        "trestbps", "chol", "thalch", "exang", "oldpeak",
+    )  # fmt: skip
+    assert federation.levels["cp"][0] == "asymptomatic"
+    assert federation.target == "num > 0"
+    assert any("chol is 0 in all 117 rows of Switzerland" in note for note in federation.notes)
+    problem = federation.problem(loss="logistic", fit_intercept=True)
+    assert problem.dim == 11
+    assert problem.names == list(federation.names)
+    # facts of the file: 411 of 920 without disease
+    y = np.concatenate([y for _, y in heart().clients])
+    assert set(np.unique(y)) == {0.0, 1.0}
+
+
+def test_the_notes_on_the_heart_data_are_true() -> None:
+    table = read_csv_table(data.BUNDLED["heart_disease_uci"].path)
+    rows = table.to_pylist()
+    by_id = {row["id"]: {k: v for k, v in row.items() if k != "id"} for row in rows}
+    assert by_id[405] == by_id[406]
+    assert by_id[860] == by_id[908]
+    distinct = {tuple(row.values()) for row in by_id.values()}
+    assert len(distinct) == 918
+    unknown = [row["dataset"] for row in rows if row["chol"] == 0]
+    assert unknown.count("Switzerland") == 123
+    assert unknown.count("VA Long Beach") == 49
+    assert len(unknown) == 172
+
+
+def test_pooled_moments_are_those_of_the_stacked_rows() -> None:
+    federation = heart(standardize=True)
+    raw = np.concatenate([X for X, _ in heart().clients])
+    columns = np.ascontiguousarray(raw.T)  # NumPy sums pairwise along the last axis only
+    np.testing.assert_allclose(federation.moments.mean, columns.mean(axis=1), rtol=1e-14)
+    np.testing.assert_allclose(federation.moments.sd, columns.std(axis=1), rtol=1e-14)
+    stacked = np.concatenate([X for X, _ in federation.clients])
+    np.testing.assert_allclose(stacked.mean(axis=0), 0, atol=1e-13)
+    np.testing.assert_allclose(stacked.std(axis=0), 1, rtol=1e-13)
+
+
+def test_the_average_of_the_clients_deviations_is_something_else() -> None:
+    clients = [X for X, _ in heart().clients]
+    averaged = np.mean([X.std(axis=0) for X in clients], axis=0)
+    pooled = pooled_moments([client_sums(X) for X in clients], heart().feature_names).sd
+    assert np.max(np.abs(averaged / pooled - 1)) > 0.2
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(0, 1000),
+    st.floats(-1e6, 1e6),
+)  # fmt: skip
+def test_moments_merge_exactly_for_any_split(sizes: list[int], seed: int, offset: float) -> None:
+    rng = np.random.default_rng(seed)
+    X = offset + rng.normal(size=(sum(sizes), 2))
+    parts = np.split(X, np.cumsum(sizes)[:-1])
+    moments = pooled_moments([client_sums(part) for part in parts], ["a", "b"], False)
+    scale = np.abs(offset) + 10
+    np.testing.assert_allclose(moments.mean, X.mean(axis=0), rtol=0, atol=1e-15 * scale * len(X))
+    np.testing.assert_allclose(moments.sd, X.std(axis=0), rtol=0, atol=1e-15 * scale * len(X))
+
+
+def test_coefficients_map_back_to_the_original_scale() -> None:
+    raw, scaled = heart(), heart(standardize=["age", "chol", "exang"])
+    x = np.random.default_rng(0).normal(size=11)
+    original = scaled.moments.to_original() @ x
+    for (X, _), (Z, _) in zip(raw.clients, scaled.clients, strict=True):
+        np.testing.assert_allclose(original[0] + X @ original[1:], x[0] + Z @ x[1:], rtol=1e-12)
+    with pytest.raises(fx.InputError, match="intercept"):
+        scaled.moments.to_original(fit_intercept=False)
+
+
+def test_the_pooled_fit_on_the_original_scale_is_the_unstandardised_one() -> None:
+    settings: dict[str, Any] = {"loss": "logistic", "fit_intercept": True}
+    scaled = heart(standardize=True)
+    x = fx.reference(scaled.problem(**settings))
+    gradient = heart().problem(**settings).grad(scaled.moments.to_original() @ x)
+    np.testing.assert_allclose(gradient, 0, atol=1e-11)  # entries of X up to 600
+
+
+def test_the_bundled_experiments_are_the_examples() -> None:
+    examples = Path(__file__).parent.parent / "examples"
+    for name in data.EXPERIMENTS:
+        bundled = data.bundled_path(f"{name}.toml")
+        assert (examples / f"{name}.toml").read_bytes() == bundled.read_bytes()
+    for entry in data.BUNDLED.values():
+        assert entry.path.with_suffix(".md").is_file()
+
+
+# --- typed columns --------------------------------------------------------------------------------
+
+TABLE = """\
+site,age,smoker,stage,y
+A,50,TRUE,II,1.5
+B,60,FALSE,I,2.5
+A,70,FALSE,III,3.5
+B,,TRUE,I,4.5
+A,80,TRUE,I,5.5
+"""
+
+
+def test_numbers_booleans_and_text_become_columns(tmp_path: Path) -> None:
+    federation = data.from_csv(csv(tmp_path, TABLE), "y", client="site")
+    assert federation.names == ("A", "B")
+    assert federation.feature_names == ("age", "smoker", "stage[II]", "stage[III]")
+    (X, y), (X_B, _) = federation.clients
+    np.testing.assert_array_equal(X, [[50, 1, 1, 0], [70, 0, 0, 1], [80, 1, 0, 0]])
+    np.testing.assert_array_equal(y, [1.5, 3.5, 5.5])
+    np.testing.assert_array_equal(X_B, [[60, 0, 0, 0]])
+    assert federation.dropped == (0, 1)
+    assert federation.missing == {"A": {}, "B": {"age": 1}}
+
+
+def test_a_reference_level_and_a_choice_of_columns(tmp_path: Path) -> None:
+    features = Features(columns=("stage", "age"), reference={"stage": "II"})
+    federation = data.from_csv(csv(tmp_path, TABLE), "y", client="site", features=features)
+    assert federation.feature_names == ("stage[I]", "stage[III]", "age")
+    assert federation.levels == {"stage": ("II", "I", "III")}
+
+
+def test_number_codes_can_be_categories(tmp_path: Path) -> None:
+    path = csv(tmp_path, "site,code,y\na,10,1\na,2,2\nb,2,3\nb,10,4\na,3,5\n")
+    features = Features(categorical=("code",), reference={"code": "10"})
+    federation = data.from_csv(path, "y", client="site", features=features)
+    assert federation.feature_names == ("code[2]", "code[3]")
+    plain = data.from_csv(path, "y", client="site", features=Features(categorical=("code",)))
+    assert plain.levels["code"] == ("2", "3", "10")
+
+
+@pytest.mark.parametrize(
+    ("target", "y", "words"),
+    [
+        (Target("y", above=2.5), [0, 1, 1], "y > 2.5"),
+        (Target("y", equals=3.5), [0, 1, 0], "y = 3.5"),
+        (Target("smoker"), [1, 0, 1], "smoker"),
+        (Target("smoker", equals=True), [1, 0, 1], "smoker = True"),
+        (Target("stage", equals="I"), [0, 0, 1], "stage = I"),
+        (Target("stage"), [1, 2, 0], "stage"),
+    ],
+)
+def test_targets(tmp_path: Path, target: Target, y: list[int], words: str) -> None:
+    federation = data.from_csv(
+        csv(tmp_path, TABLE), target, client="site", features=["age"]
+    )  # fmt: skip
+    np.testing.assert_array_equal(federation.clients[0][1], y)
+    assert federation.target == words
+    if target == Target("stage"):
+        assert federation.classes == ("I", "II", "III")
+        assert "classes of the target: I = 0, II = 1, III = 2" in federation.notes
+
+
+def test_parquet_and_csv_give_the_same_clients(tmp_path: Path) -> None:
+    from_csv = data.from_csv(csv(tmp_path, TABLE), "y", client="site")
+    parquet.write_table(read_csv_table(tmp_path / "table.csv"), tmp_path / "table.parquet")
+    from_parquet = data.from_parquet(tmp_path / "table.parquet", "y", client="site")
+    assert from_parquet.feature_names == from_csv.feature_names
+    for (X, y), (Z, z) in zip(from_csv.clients, from_parquet.clients, strict=True):
+        np.testing.assert_array_equal(X, Z)
+        np.testing.assert_array_equal(y, z)
+
+
+def test_a_dictionary_column_is_text() -> None:
+    table = pa.table(
+        {"s": ["a", "b", "a"], "c": pa.array(["u", "v", "u"]).dictionary_encode(), "y": [1, 2, 3]}
+    )
+    assert data.from_table(table, "y", client="s").feature_names == ("c[v]",)
+
+
+def test_a_folder_with_a_file_per_client(tmp_path: Path) -> None:
+    write(tmp_path / "b.csv", "x,w,y\n1,0.5,1\n2,1,0\n")
+    write(tmp_path / "a.csv", "y,w,x\n1,7,3\n")
+    parquet.write_table(pa.table({"x": [9], "y": [0], "w": [None]}), tmp_path / "c.parquet")
+    with pytest.raises(fx.InputError, match=r"client 'c' has no complete row .*w in 1"):
+        data.from_folder(tmp_path, "y")
+    federation = data.from_folder(tmp_path, "y", features=["x"])
+    assert federation.names == ("a", "b", "c")
+    assert [X.tolist() for X, _ in federation.clients] == [[[3]], [[1], [2]], [[9]]]
+
+
+def test_a_libsvm_folder_and_a_partitioned_libsvm_file(tmp_path: Path) -> None:
+    write(tmp_path / "one.svm", "1 1:2 3:4\n-1 2:1\n")
+    write(tmp_path / "two.svm", "1 1:5\n")
+    federation = data.from_libsvm(tmp_path)
+    assert federation.feature_names == ("x1", "x2", "x3")
+    assert [X.tolist() for X, _ in federation.clients] == [[[2, 0, 4], [0, 1, 0]], [[5, 0, 0]]]
+    assert federation.clients[0][1].tolist() == [1, -1]
+    split = data.from_libsvm(tmp_path / "one.svm", partition=data.Iid(2), n_features=4)
+    assert split.n_rows.tolist() == [1, 1]
+    assert split.clients[0][0].shape == (1, 4)
+    event = data.from_libsvm(tmp_path, target=Target("y", above=0))
+    assert event.clients[0][1].tolist() == [1, 0]
+
+
+def test_libsvm_without_scikit_learn_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("sklearn"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    path = write(tmp_path / "one.svm", "1 1:2\n")
+    with pytest.raises(fx.InputError, match=r"pip install 'fedexact\[libsvm\]'"):
+        data.from_libsvm(path, partition=data.Iid(1))
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "NaN": (
+        TABLE.replace("A,70", "A,NaN"), {}, r"client 'A', row 3, column 'age': nan is not a finite"
+    ),
+    "infinity": (TABLE.replace("3.5", "inf"), {}, "client 'A', row 3, column 'y': inf"),
+    "unknown column": (TABLE, {"features": ["agee"]}, "no column 'agee'.*did you mean 'age'"),
+    "unknown client": (TABLE, {"client": "sit"}, "client: there is no column 'sit'.*'site'"),
+    "missing": (
+        TABLE, {"missing": "error"}, r"client 'B', row 4: column 'age' is missing \(1 missing"
+    ),
+    "missing choice": (TABLE, {"missing": "dorp"}, "missing: unknown value 'dorp'.*'drop'"),
+    "blank client": (TABLE.replace("B,60", ",60"), {}, "client column 'site': row 2 is blank"),
+    "text among numbers": (
+        TABLE.replace("70", "seventy"), {}, "column 'age' was read as text: client 'A', row 3 has "
+        "'seventy', other rows have numbers",
+    ),
+    "reference": (
+        TABLE, {"features": Features(reference={"stage": "IV"})}, r"no level 'IV'.*levels: I, II"
+    ),
+    "one level": (
+        TABLE.replace("III", "I").replace("II", "I"), {}, "'stage' has the single level 'I'"
+    ),
+    "date": (TABLE.replace("age", "born").replace("50", "2001-01-01").replace("60", "2001-01-01")
+             .replace("70", "2001-01-01").replace("80", "2001-01-01"), {}, "'born' holds date32"),
+    "twice": (TABLE.replace("smoker", "age"), {}, "two columns are called 'age'"),
+    "ragged": (TABLE + "A,1\n", {}, "not a readable CSV file: .*5 columns"),
+    "empty": ("", {}, "not a readable CSV file: .*mpty"),
+    "no rows": ("site,age,y\n", {}, "has no rows"),
+    "no split": (TABLE, {"client": None}, "which column is the client"),
+    "both": (TABLE, {"partition": data.Iid(2)}, "'site' and a partition exclude each other"),
+    "constant": (
+        TABLE.replace("50", "60").replace("70", "60").replace("80", "60"), {"standardize": True},
+        "'age' is 60 in all 4 rows and cannot be standardised",
+    ),
+    "standardize": (TABLE, {"standardize": ["ages"]}, "standardize: unknown value 'ages'.*'age'"),
+    "target among features": (TABLE, {"features": ["age", "y"]}, "'y' is the target or client"),
+    "not a feature": (
+        TABLE, {"features": Features(("age",), categorical=("stage",))}, "'stage' .* not a feature"
+    ),
+    "event on text": (TABLE, {"target": Target("stage", above=1)}, "target.above.*holds text"),
+    "event that never is": (
+        TABLE, {"target": Target("stage", equals="IIII")}, "no row has stage = 'IIII'; did you mean"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_a_bad_table_is_refused_with_place_and_value(case: str, tmp_path: Path) -> None:
+    text, settings, message = BAD_TABLES[case]
+    with pytest.raises(fx.InputError, match=message):
+        data.from_csv(csv(tmp_path, text), **{"target": "y", "client": "site", **settings})
+
+
+def test_an_identifier_is_no_feature() -> None:
+    names = [f"patient {i}" for i in range(30)]
+    table = pa.table({"s": ["a"] * 30, "who": names, "y": list(range(30))})
+    with pytest.raises(fx.InputError, match=r"'who' has 30 levels in 30 rows.*identifier"):
+        data.from_table(table, "y", client="s")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,z\n1,2\n"}, "b.csv lacks 'y' and has 'z' in addition"),
+        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,y\nlow,2\n"}, "'x'.*number in a.csv, text in b.csv"),
+        ({"a.csv": "x,y\n1,2\n", "a.parquet": ""}, "both for client 'a'"),
+        ({"a.txt": "x,y\n1,2\n"}, "no files of clients"),
+        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,y\nNaN,2\n"}, "client 'b', row 1, column 'x': nan"),
+    ],
+)
+def test_a_bad_folder_is_refused(files: dict[str, str], message: str, tmp_path: Path) -> None:
+    for name, text in files.items():
+        write(tmp_path / name, text)
+    with pytest.raises(fx.InputError, match=message):
+        data.from_folder(tmp_path, "y")
+
+
+def test_missing_files_are_named_with_the_nearest(tmp_path: Path) -> None:
+    csv(tmp_path, TABLE)
+    with pytest.raises(fx.InputError, match=r"tabel.csv: no such file; did you mean 'table.csv'"):
+        data.from_csv(tmp_path / "tabel.csv", "y", client="site")
+    with pytest.raises(fx.InputError, match="no such folder"):
+        data.from_folder(tmp_path / "nowhere", "y")
+    with pytest.raises(fx.InputError, match="'heart_disease_uci'"):
+        data.bundled("heart_disease", "num")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 1:2\n1 x:3\n", "not a readable LIBSVM"),
+        ("1 1:2\n0 2:nan\n", "row 2, column x2: nan"),
+        ("# nothing\n", "no rows"),
+    ],
+)
+def test_a_bad_libsvm_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "bad.svm", text)
+    with pytest.raises(fx.InputError, match=message):
+        data.from_libsvm(path, partition=data.Iid(1))
+
+
+# --- partitions -----------------------------------------------------------------------------------
+
+LABELS = np.repeat([0.0, 1.0, 2.0], [50, 30, 20])
+
+PARTITIONS: dict[str, Callable[[int], data.Partition]] = {
+    "iid": lambda seed: data.Iid(7, seed=seed),
+    "dirichlet": lambda seed: Dirichlet(4, alpha=2.0, seed=seed),
+    "by_label": lambda seed: data.ByLabel(6, labels_per_client=2, seed=seed),
+    "by_quantity": lambda seed: data.ByQuantity(5, power=1.5, seed=seed),
+    "sizes": lambda seed: data.ByQuantity(sizes=(10, 20, 70), seed=seed),
+}
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_partitions_deal_every_row_out_once_and_replay(name: str) -> None:
+    partition = PARTITIONS[name](3)
+    parts = partition.split(LABELS)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(100))
+    again = PARTITIONS[name](3).split(LABELS)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+    other = PARTITIONS[name](4).split(LABELS)
+    assert not all(np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
+    record = partition.record(LABELS, parts)
+    assert record.sizes.tolist() == [len(part) for part in parts]
+    assert record.labels == (0.0, 1.0, 2.0)
+    assert record.label_counts.sum(axis=0).tolist() == [50, 30, 20]
+    assert record.label_counts.sum(axis=1).tolist() == record.sizes.tolist()
+
+
+def test_what_each_partition_promises() -> None:
+    sizes = [len(part) for part in PARTITIONS["iid"](0).split(LABELS)]
+    assert sorted(sizes) == [14, 14, 14, 14, 14, 15, 15]
+    parts = PARTITIONS["by_label"](0).split(LABELS)
+    assert [sorted(set(LABELS[part])) for part in parts] == [[0, 1], [0, 2], [1, 2]] * 2
+    power = [len(part) for part in PARTITIONS["by_quantity"](0).split(LABELS)]
+    shares = np.arange(1, 6) ** -1.5
+    assert np.all(np.abs(power - 100 * shares / shares.sum()) < 1)
+    assert [len(part) for part in PARTITIONS["sizes"](0).split(LABELS)] == [10, 20, 70]
+
+
+def test_dirichlet_goes_from_even_to_skewed() -> None:
+    y = np.repeat([0.0, 1.0], 500)
+    even = Dirichlet(4, alpha=1e6).record(y, Dirichlet(4, alpha=1e6).split(y)).label_counts
+    assert np.all(np.abs(even - 125) <= 3)
+    skewed = Dirichlet(4, alpha=0.2, seed=0)
+    counts = skewed.record(y, skewed.split(y)).label_counts
+    assert np.max(counts) > 400
+
+
+@given(st.integers(0, 10**6), st.integers(2, 6))
+def test_dirichlet_shares_are_those_drawn(seed: int, clients: int) -> None:
+    """Class by class, each client gets its share to within one row: nothing is left over."""
+    partition = Dirichlet(clients, alpha=5.0, seed=seed)
+    y = np.zeros(400)
+    rng = np.random.default_rng(seed)
+    rng.permutation(400)
+    shares = rng.dirichlet(np.full(clients, 5.0))
+    sizes = [len(part) for part in partition.split(y)]
+    assert np.all(np.abs(sizes - 400 * shares) < 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: data.Iid(101).split(LABELS), "101 clients .* need 101 rows, the table has 100"),
+        (lambda: data.Iid(0), "iid: clients must be an integer >= 1, got 0"),
+        (lambda: Dirichlet(3, alpha=-1.0), "dirichlet: alpha must be a positive"),
+        (lambda: Dirichlet(30, alpha=0.01).split(LABELS), "client .* gets 0 .*raise alpha"),
+        (lambda: data.ByLabel(2).split(LABELS), "2 clients with 1 .*cannot hold all 3 classes"),
+        (lambda: data.ByLabel(9, 4).split(LABELS), "labels_per_client = 4.*only 3 classes"),
+        (lambda: data.ByLabel(4).split(np.arange(200.0)), "200 distinct values"),
+        (lambda: data.ByQuantity(50, power=3.0).split(LABELS), "gets 0 .*smaller power"),
+        (lambda: data.ByQuantity(sizes=(1, 2)).split(LABELS), "sizes add up to 3.*has 100"),
+        (lambda: data.ByQuantity(), "clients .or sizes. must be an integer"),
+        (lambda: data.ByQuantity(3, power=1.0, sizes=(1,)), "either sizes, or clients"),
+        (lambda: data.Iid(3, seed=-1), "seed must be an integer >= 0"),
+        (lambda: data.Iid(30, min_rows=4).split(LABELS), "at least 4 .*need 120 rows"),
+    ],
+)
+def test_impossible_partitions_fail_fast_with_the_reason(
+    make: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(fx.InputError, match=message):
+        make()
+
+
+def test_a_partitioned_table_records_what_was_made(tmp_path: Path) -> None:
+    rows = "\n".join(f"{i},{i % 2}" for i in range(12)) + "\n,1\n"
+    federation = data.from_csv(
+        csv(tmp_path, "x,y\n" + rows), "y", partition=data.ByLabel(2), standardize=True
+    )
+    assert federation.partition is not None
+    assert federation.partition.label_counts.tolist() == [[6, 0], [0, 6]]
+    assert "by_label(clients=2" in federation.partition.description
+    assert federation.names == ("client 0", "client 1")
+    assert any(note.startswith("1 rows with a missing cell") for note in federation.notes)
+    assert re.fullmatch(r".*table\.csv", federation.source)
