@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME [--write]`: prints a table; --write puts it into docs/benchmarks.md."""
+"""`python -m benchmarks NAME [--write]`: a table; --write puts it into docs/benchmarks.md."""
 
 from __future__ import annotations
 

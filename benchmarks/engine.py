@@ -48,8 +48,8 @@ def main() -> str:
     lines = [
         "# Benchmarks",
         "",
-        "Made by `python -m benchmarks engine --write`: logistic regression in float64, FedAvg with "
-        f"{STEPS} full-batch local steps, median of {REPEATS} interleaved repeats of {ROUNDS} "
+        "Made by `python -m benchmarks engine --write`: logistic regression in float64, FedAvg "
+        f"with {STEPS} full-batch local steps, median of {REPEATS} interleaved repeats of {ROUNDS} "
         "rounds. Ratios matter, absolute times do not.",
         "",
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "

@@ -25,7 +25,7 @@ class Path(NamedTuple):
 
 
 def one_round(
-    algorithm: fx.Algorithm, oracle: RowOracle, server: Any, clients: Any, mask: Array
+    algorithm: fx.Algorithm, oracle: Any, server: Any, clients: Any, mask: Array
 ) -> tuple[Any, Any]:
     """The states after a round with the participants `mask`, (N,) bool."""
     pulled = algorithm.pull(server, jnp.array(0))
@@ -43,9 +43,9 @@ def one_round(
 
 
 @jax.jit
-def _scan(algorithm: fx.Algorithm, oracle: RowOracle, state: Any, masks: Array) -> Any:
+def _scan(algorithm: fx.Algorithm, oracle: Any, state: Any, masks: Array) -> Any:
     def step(state: Any, mask: Array) -> tuple[Any, tuple[Array, Array]]:
-        server, clients = one_round(algorithm, oracle, *state, mask)
+        server, clients = one_round(algorithm, oracle, state[0], state[1], mask)
         return (server, clients), (algorithm.model(server), algorithm.invariant(server, clients))
 
     return jax.lax.scan(step, state, masks)
@@ -64,15 +64,17 @@ def rounds(
     x0: Any = None,
     participation: fx.Participation | None = None,
     state: Any = None,
+    oracle: Any = None,
 ) -> Path:
-    """Resolves the algorithm and runs it from x0, or from `state`, over (T, N) masks."""
+    """Resolves the algorithm and runs it from x0, or from `state`, over (T, N) masks; `oracle`
+    stands for the problem's own if given."""
     algorithm = algorithm.resolve(setting_of(problem, participation or fx.Full()))
     if state is None:
         start = jnp.zeros(problem.dim) if x0 is None else jnp.asarray(x0)
         state = initial(algorithm, problem, start)
-    oracle = oracle_of(problem, algorithm)
-    (server, clients), path = _scan(algorithm, oracle, state, jnp.asarray(masks))
-    return Path(*map(np.asarray, path), server, clients)
+    oracle = oracle_of(problem, algorithm) if oracle is None else oracle
+    (server, clients), (x, invariant) = _scan(algorithm, oracle, state, jnp.asarray(masks))
+    return Path(np.asarray(x), np.asarray(invariant), server, clients)
 
 
 def everybody(problem: fx.Problem, T: int) -> np.ndarray:

@@ -132,7 +132,7 @@ def test_the_pooled_fit_on_the_original_scale_is_the_unstandardised_one() -> Non
 def test_the_bundled_experiments_are_the_examples() -> None:
     examples = Path(__file__).parent.parent / "examples"
     for name in data.EXPERIMENTS:
-        bundled = data.bundled_path(f"{name}.toml")
+        bundled = data.bundled_experiment(name)
         assert (examples / f"{name}.toml").read_bytes() == bundled.read_bytes()
     for entry in data.BUNDLED.values():
         assert entry.path.with_suffix(".md").is_file()

@@ -68,6 +68,7 @@ from fedexact.regularizers import (
 )
 
 EPS = float(np.finfo(float).eps)
+OVERFLOW = 1e150  # of a gradient: its square is still finite
 DENSE_LIMIT = 2000  # the largest d for which a (d, d) Hessian is formed and decomposed
 
 
@@ -84,7 +85,8 @@ class Pass(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        return bool(np.isfinite(self.value) and np.all(np.isfinite(self.grad + self.rounding)))
+        sizes = np.abs(self.grad) + self.rounding
+        return bool(np.isfinite(self.value) and np.all(sizes < OVERFLOW))
 
 
 def rounding_factor(problem: Problem) -> float:
@@ -146,13 +148,30 @@ class Point(NamedTuple):
     smooth: bool  # g = 0
 
 
-def point(problem: Problem, x: np.ndarray, here: Pass, step: float) -> Point:
-    """y and v at x; with a regulariser this takes a second pass."""
+def gradient_mapping(problem: Problem, x: np.ndarray, here: Pass, step: float) -> np.ndarray:
+    """(d,) G = (x - prox_{step g}(x - step grad F(x))) / step, without a regulariser grad F(x)."""
     if isinstance(problem.regularizer, Zero):
+        return here.grad
+    return (x - proximal(problem.regularizer, x - step * here.grad, step)) / step
+
+
+def point(problem: Problem, x: np.ndarray, here: Pass, step: float) -> Point | None:
+    """y and v at x, None if the loss overflows on the way; with a regulariser this takes two more
+    passes."""
+    g = problem.regularizer
+    if isinstance(g, Zero):
         return Point(x, x, np.zeros_like(x), here.grad, here.rounding, 0.0, True)
-    u = x - step * here.grad
-    y = proximal(problem.regularizer, u, step)
+    # The first step finds the kinks and active bounds of g near x; from there on the subgradient
+    # of the second is not one of moving onto them.
+    first = proximal(g, x - step * here.grad, step)
+    between = one_pass(problem, first)
+    if not between.finite:
+        return None
+    u = first - step * between.grad
+    y = proximal(g, u, step)
     there = one_pass(problem, y)
+    if not there.finite:
+        return None
     # u may be any point, y must be its prox: only the rounding in the prox counts
     slip = (8.0 + np.sqrt(problem.dim)) * EPS * (np.abs(u) + np.abs(y))
     noise = there.rounding + (slip + 2.0 * np.linalg.norm(slip)) / step

@@ -14,10 +14,12 @@ import numpy as np
 
 from fedexact.bounds import (
     DENSE_LIMIT,
+    OVERFLOW,
     Ball,
     Point,
     bounded_gap,
     dual_gap,
+    gradient_mapping,
     hessian_ball,
     least_distance,
     metric,
@@ -167,11 +169,11 @@ class _Evidence(NamedTuple):
 
 def _gather(problem: Problem, x: np.ndarray) -> _Evidence:
     here, step = one_pass(problem, x), _step(problem, x)
-    if not here.finite:
-        why = "the loss or its gradient overflows at x: start nearer to 0, or scale the features"
+    at = point(problem, x, here, step) if here.finite else None
+    if at is None:
+        why = "the loss or its gradient overflows near x: start nearer to 0, or scale the features"
         return _Evidence(np.inf, step, None, why, 0.0, None, np.inf)
-    at = point(problem, x, here, step)
-    mapping = float(np.linalg.norm(at.v if at.smooth else (at.x - at.y) / step))
+    mapping = float(np.linalg.norm(gradient_mapping(problem, x, here, step)))
     ball, why_not = _ball(problem, at)
     gap = np.inf
     if problem.loss.newton:
@@ -188,8 +190,8 @@ def _step(problem: Problem, x: np.ndarray) -> float:
     L = problem.constants().L_F
     if not problem.loss.global_smooth and problem.dim <= DENSE_LIMIT:
         H = problem.hessian(x)
-        L = float(np.linalg.norm(H, 2)) if np.all(np.isfinite(H)) else L
-    return 1.0 / L if L > 0 else 1.0
+        L = float(np.linalg.norm(H, 2)) if np.all(np.abs(H) < OVERFLOW) else L
+    return 1.0 / L if L > 1.0 / OVERFLOW else 1.0
 
 
 def _ball(problem: Problem, at: Point) -> tuple[Ball | None, str]:

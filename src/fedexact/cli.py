@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import fedexact as fx
 from fedexact import config, report
-from fedexact.data import BUNDLED, EXPERIMENTS, PARTITIONS, bundled_path
+from fedexact.data import BUNDLED, EXPERIMENTS, PARTITIONS, bundled_experiment
 from fedexact.errors import FedexactError
 
 PLAIN_WIDTH = 100  # columns where the output is not a terminal
@@ -46,7 +46,7 @@ def _errors_in_words(command: Callable[..., None]) -> Callable[..., None]:
     def wrapper(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
-        except FedexactError as error:
+        except (FedexactError, OSError) as error:
             _say(f"[bold red]error:[/] {escape(str(error))}")
             raise typer.Exit(2) from None
         except KeyboardInterrupt as interrupt:
@@ -69,8 +69,8 @@ def _options(
 @_errors_in_words
 def run(
     experiment: Annotated[
-        Path | None, typer.Argument(help="A TOML file; the bundled experiment if left out.")
-    ] = None,
+        Path, typer.Argument(help="A TOML file, or the name of a bundled experiment.")
+    ] = Path("heart"),
     out: Annotated[
         Path | None, typer.Option(help="Output folder; results/<name of the file> if left out.")
     ] = None,
@@ -83,9 +83,9 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Run an experiment: a table of who lands on the pooled answer, a figure, the results."""
-    path = experiment or bundled_path(f"{EXPERIMENTS[0]}.toml")
-    folder = out or Path("results") / path.stem
-    asked = config.load(path)
+    bundled = not experiment.suffix and not experiment.exists()
+    asked = config.load(bundled_experiment(str(experiment)) if bundled else experiment)
+    folder = out or Path("results") / experiment.stem
     if seed:
         asked = asked.with_seeds(seed)
     console = _console(quiet)
@@ -98,7 +98,7 @@ def run(
             outcome = config.run(prepared, store, observer)
         files = report.write_report(outcome, folder, fx.__version__)
     except KeyboardInterrupt:
-        again = ["fedexact", "run", *([str(experiment)] if experiment else [])]
+        again = ["fedexact", "run", str(experiment)]
         again += ["--out", str(folder), "--resume", *(f"--seed={s}" for s in seed or ())]
         raise KeyboardInterrupt(
             f"interrupted; what was done is kept in {folder}\nto go on: {shlex.join(again)}"
@@ -123,7 +123,7 @@ def list_() -> None:
         heading: {name: entry.summary for name, entry in registry.items()}
         for heading, registry in registries.items()
     }
-    _console().print(report.listing(sections))
+    _console().print(report.listing({**sections, "bundled experiments": EXPERIMENTS}))
 
 
 # --- the terminal ---------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ NEWTON_STEPS = 100
 HALVINGS = 50
 SHORT = 1e-6  # a Newton step, relative to x: quadratic convergence has set in
 SINGULAR = 1e-12  # an eigenvalue of a scaled Hessian, relative
-GRADIENT_STEPS = 200_000  # of the proximal gradient method, in all
+GRADIENT_STEPS = 1_000_000  # of the proximal gradient method, in all
+STEP_FACTORS = (1.0, 1e2, 1e4, 1e6)  # of the Newton steps on the fixed-point equation
 FIRST_CHUNK = 200  # of these before the first Newton step
 REACHED = 1e-14  # gradient mapping times step, relative to the size of x: done
 FLOOR = 1e-11  # where rounding stops the progress, this is accepted
@@ -50,7 +51,9 @@ def reference(problem: Problem) -> np.ndarray:
         jnp.asarray(problem.ridge),
     )
     if not isinstance(problem.regularizer, Zero):
-        return _composite(pooled, problem.regularizer)
+        x = _composite(pooled, problem.regularizer)
+        _check_finite(problem, pooled, x)
+        return x
     if isinstance(problem.loss, LinearLoss | Multinomial):
         _check_rank(problem, rows, weight)
     if isinstance(problem.loss, Squared):
@@ -114,7 +117,9 @@ def _check_rank(problem: Problem, rows: Rows, weight: np.ndarray) -> None:
     _, R, pivots, _ = _factor(A)
     dependent = pivots[np.abs(np.diag(R)) <= max(A.shape) * EPS * np.abs(R[0, 0])]
     if len(dependent):
-        names = ", ".join(repr(problem.feature_names[j]) for j in sorted(dependent))
+        outputs = problem.dim // problem.n_features
+        first = [problem.feature_names[j * outputs] for j in sorted(dependent)]
+        names = ", ".join(repr(n.removesuffix("[1]") if outputs > 1 else n) for n in first)
         raise InputError(
             f"the minimiser is not unique (rank deficiency): {names} can be written as a linear "
             "combination of the other columns in the pooled rows; drop columns or add l2"
@@ -141,8 +146,7 @@ def _newton(problem: Problem, pooled: _Pooled) -> np.ndarray:
 
     Where no finite minimiser exists the steps do not become short against x.
     """
-    bound = np.asarray(pooled.loss.curvature_matrix(pooled.rows, pooled.weight))
-    unit = np.sqrt(np.abs(np.diag(bound)) + problem.ridge)  # of a coefficient: its effect on F
+    unit = _units(pooled)
     x, grad, previous = np.zeros(problem.dim), np.zeros(problem.dim), np.inf
     for _ in range(NEWTON_STEPS):
         grad, H = (np.asarray(a) for a in _grad_hessian(pooled, x))
@@ -158,9 +162,16 @@ def _newton(problem: Problem, pooled: _Pooled) -> np.ndarray:
     raise _not_found(problem, unit * x, grad)
 
 
+def _units(pooled: _Pooled) -> np.ndarray:
+    """(d,) the effect of a unit of each coefficient on F, for comparing them."""
+    bound = np.asarray(pooled.loss.curvature_matrix(pooled.rows, pooled.weight))
+    unit = np.sqrt(np.abs(np.diag(bound)) + np.asarray(pooled.ridge))
+    return np.where(unit > 0, unit, np.max(unit, initial=0.0) or 1.0)
+
+
 def _newton_direction(grad: np.ndarray, H: np.ndarray, unit: np.ndarray) -> np.ndarray:
     """-|H|^-1 grad, |H| with the absolute eigenvalues, kept away from 0: a descent direction."""
-    scale = 1.0 / np.sqrt(np.maximum(np.abs(np.diag(H)), SINGULAR * unit**2))
+    scale = 1.0 / np.sqrt(np.maximum(np.abs(np.diag(H)), SINGULAR**2 * unit**2))
     scaled = H * scale[:, None] * scale[None, :]
     try:
         factor = scipy.linalg.cho_factor(scaled)
@@ -184,22 +195,19 @@ def _armijo(pooled: _Pooled, x: np.ndarray, direction: np.ndarray, slope: float)
 
 
 def _not_found(problem: Problem, effects: np.ndarray, grad: np.ndarray) -> FedexactError:
-    """Why Newton's method found no minimiser."""
-    norm = float(np.linalg.norm(grad))
+    """Why no minimiser was found; `effects` (d,) are those of the coefficients that run off."""
     if not problem.loss.likelihood:
         return FedexactError(
             f"no minimiser of the {problem.loss.name} loss found in {NEWTON_STEPS} Newton steps: "
-            f"the gradient has norm {norm:.3g} at the last one; check that the loss is bounded "
-            "below, add l2, or start from fx.solve"
+            f"the gradient has norm {np.linalg.norm(grad):.3g} at the last one; check that the "
+            "loss is bounded below, or add l2"
         )
-    features = problem.feature_names
-    outputs = problem.dim // problem.n_features
-    largest = np.argsort(-np.abs(effects))[:3] // outputs
-    names = ", ".join(dict.fromkeys(repr(features[j]) for j in largest))
+    largest = np.argsort(-np.abs(effects))[:3]
+    names = ", ".join(repr(problem.feature_names[j]) for j in largest if effects[j] != 0)
     return InputError(
-        f"no finite minimiser: after {NEWTON_STEPS} Newton steps the {problem.loss.name} loss "
-        f"still falls as coefficients grow, those of {names} most (separation: a combination of "
-        "columns predicts some targets perfectly); add l2 or drop columns"
+        f"no finite minimiser: the {problem.loss.name} loss keeps falling as coefficients grow, "
+        f"those of {names} most (separation: a combination of columns predicts some targets "
+        "perfectly); add l2 or drop columns"
     )
 
 
@@ -217,7 +225,7 @@ def _composite(pooled: _Pooled, g: Regularizer) -> np.ndarray:
         x, L = _proximal_gradient(pooled, g, x, L, steps)
         done, steps = done + steps, 2 * steps
         step = 1.0 / float(L)
-        x, r = _polish(pooled, g, np.asarray(x), step)
+        x, r = _best_polish(pooled, g, np.asarray(x), step)
         error = float(np.linalg.norm(r)) / max(float(np.linalg.norm(x)), step * start, 1e-300)
         if error <= REACHED or (error <= FLOOR and error >= 0.25 * before):
             return x - r
@@ -227,6 +235,23 @@ def _composite(pooled: _Pooled, g: Regularizer) -> np.ndarray:
         f"{error:.2g} only, in {done} steps; scale the features, add l2, or check that a finite "
         "minimiser exists (separation)"
     )
+
+
+def _check_finite(problem: Problem, pooled: _Pooled, x: np.ndarray) -> None:
+    """InputError if a Newton step in the coordinates on which g has no curvature would not be
+    short: then the gradient vanishes because the loss is flat, far out, and not at a minimiser."""
+    if problem.loss.quadratic or not problem.loss.likelihood:
+        return
+    grad, H = (np.asarray(a) for a in _grad_hessian(pooled, x))
+    unit = _units(pooled)
+    step = 1.0 / float(np.linalg.norm(H, 2))
+    bend = np.diag(np.asarray(_prox_jacobian(problem.regularizer, x - step * grad, step)))
+    free = np.flatnonzero(bend > 1.0 - 1e-9)
+    direction = np.zeros(problem.dim)
+    mapping = _residual(problem.regularizer, x, grad, step) / step
+    direction[free] = _newton_direction(mapping[free], H[np.ix_(free, free)], unit[free])
+    if np.linalg.norm(unit * direction) > 1e-3:
+        raise _not_found(problem, unit * direction, grad)
 
 
 def _smoothness(pooled: _Pooled, x: np.ndarray) -> float:
@@ -297,6 +322,25 @@ def _prox_jacobian(g: Regularizer, u: Array, step: Array | float) -> Array:
     return jax.jacfwd(lambda u: g.prox(u, step))(u)
 
 
+def _best_polish(
+    pooled: _Pooled, g: Regularizer, x: np.ndarray, step: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The best of `_polish` with several steps, as its residual with `step` tells.
+
+    Every step has the same fixed points, but not the same guess of the smooth piece of g: a longer
+    one is right from farther away where the curvatures of the coefficients differ widely.
+    """
+    tried = [_polish(pooled, g, x, factor * step) for factor in STEP_FACTORS]
+    residuals = [_residual(g, y, np.asarray(_grad(pooled, y)), step) for y, _ in tried]
+    best = int(np.argmin([np.linalg.norm(r) for r in residuals]))
+    return tried[best][0], residuals[best]
+
+
+def _residual(g: Regularizer, x: np.ndarray, grad: np.ndarray, step: float) -> np.ndarray:
+    """(d,) x - prox(x - step grad F(x)): the gradient mapping times the step."""
+    return x - np.asarray(_prox(g, x - step * grad, step))
+
+
 def _polish(
     pooled: _Pooled, g: Regularizer, x: np.ndarray, step: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -307,19 +351,15 @@ def _polish(
     support, the active bounds), these are Newton's method on that piece.
     """
     identity = np.eye(len(x))
-
-    def residual(x: np.ndarray, grad: np.ndarray) -> np.ndarray:
-        return x - np.asarray(_prox(g, x - step * grad, step))
-
     grad, H = (np.asarray(a) for a in _grad_hessian(pooled, x))
-    r = residual(x, grad)
+    r = _residual(g, x, grad, step)
     for _ in range(NEWTON_STEPS):
         J = identity - np.asarray(_prox_jacobian(g, x - step * grad, step)) @ (identity - step * H)
         if not np.all(np.isfinite(J)):
             break
         x_next = x - np.linalg.lstsq(J, r, rcond=None)[0]
         grad, H = (np.asarray(a) for a in _grad_hessian(pooled, x_next))
-        r_next = residual(x_next, grad)
+        r_next = _residual(g, x_next, grad, step)
         if not np.linalg.norm(r_next) <= 0.5 * np.linalg.norm(r):
             break
         x, r = x_next, r_next

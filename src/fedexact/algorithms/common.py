@@ -10,17 +10,19 @@ import numpy as np
 from jax import Array
 
 from fedexact.core import Algorithm, Constants, Exactness, Oracle, Setting
-from fedexact.errors import check_count, check_positive
+from fedexact.errors import InputError, check_count, check_positive
 
 
 def check(algorithm: Algorithm) -> None:
-    """Raises InputError for a step that is not positive or a count that is not one."""
+    """Raises InputError for a step that is not positive, a count or an option that is not one."""
     for field in dataclasses.fields(algorithm):  # pyright: ignore[reportArgumentType]
         what, value = f"{algorithm.name} {field.name}", getattr(algorithm, field.name)
         if field.name in ("lr", "lr_server", "step", "relax"):
             check_positive(what, value)
         elif field.name in ("local_steps", "batch_size") and value is not None:
             check_count(what, value)
+        elif field.name == "option" and value not in (1, 2):
+            raise InputError(f"{what} must be 1 or 2, got {value!r}")
 
 
 def local_grad(
@@ -33,13 +35,13 @@ def local_grad(
 
 
 def balance(constants: Constants) -> float:
-    """sqrt(l L), between the flattest and the steepest: its inverse is the classical prox step.
+    """sqrt(m L), between the flattest and the steepest: 1 / balance is the default prox step.
 
-    Without strong convexity (l = 0) L_F / conditioning, the smallest curvature of F at 0, stands
-    for l; a guide for the rate only, since any step is exact.
+    m is the smallest curvature of F at 0, L_F / conditioning, and not the min_k l_k of the worst
+    case, which is 0 as soon as one client has few rows. It guides the rate only: any step is exact.
     """
-    flattest = constants.l or constants.L_F / constants.conditioning
-    return math.sqrt(max(flattest, 1e-8 * constants.L) * constants.L)
+    flattest = max(constants.l, constants.L_F / constants.conditioning, 1e-6 * constants.L)
+    return math.sqrt(flattest * constants.L)
 
 
 def stale_curvature(setting: Setting) -> float:

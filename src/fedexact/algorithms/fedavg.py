@@ -17,7 +17,7 @@ server's step; batch_size: rows per local gradient (default: all).
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 from jax import Array, lax
@@ -48,7 +48,7 @@ class FedAvg(Algorithm[Server, tuple[()], Array, Array]):
 
     def resolve(self, setting: Setting) -> Self:
         lr = 1.0 / setting.constants.L if self.lr is None else self.lr
-        return dataclasses.replace(self, lr=lr)
+        return replace(self, lr=lr)
 
     def exactness(self, setting: Setting) -> Exactness:
         if self.batch_size is not None:

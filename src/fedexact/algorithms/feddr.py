@@ -7,20 +7,18 @@ Solves       min_x (1/N) sum_k f_k(x) + g(x),      f_k smooth (also nonconvex), 
 
 P_k is the prox of f_k with step s. Invariant: xtilde = (1/N) sum_k xhat_k, over all N clients:
 dividing by |S| is biased or blows up, and so is a start other than x0 for x_k, y_k and xhat_k.
-alpha = 1 is Douglas-Rachford, 2 Peaceman-Rachford; alpha > 2 diverges. `server_block` adds the
-paper's server variable w, a client with f = 0:
+alpha = 1 is Douglas-Rachford, 2 Peaceman-Rachford; alpha > 2 can diverge. `server_block` adds the
+paper's server variable w, a client with f = 0; its prox of g needs exactly s' = N s/(N + 1):
 
     push    xtilde += sum / N;  w += alpha (xbar - w);  xbar = prox_g((N xtilde + w)/(N + 1), s')
 
-with s' = N s/(N + 1), exactly that.
-
-step: s (default 0.3/sqrt(l L)); relax: alpha (default 1.8 with everybody, else 1.5).
+step: s (default 1/sqrt(m L), m the smallest curvature of F at 0); relax: alpha (default 1.8).
 For a nonconvex f_k take relax <= 1 and step = 0.9 (2 - relax)/(2 L).
 """
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax.numpy as jnp
@@ -61,15 +59,13 @@ class FedDR(Algorithm[Server, Client, Array, Array]):
         check(self)
 
     def resolve(self, setting: Setting) -> Self:
-        relax = (1.8 if setting.full else 1.5) if self.relax is None else self.relax
-        step = 0.3 / balance(setting.constants) if self.step is None else self.step
-        return dataclasses.replace(self, step=step, relax=relax, g=setting.regularizer)
+        relax = 1.8 if self.relax is None else self.relax
+        step = 1.0 / balance(setting.constants) if self.step is None else self.step
+        return replace(self, step=step, relax=relax, g=setting.regularizer)
 
     def exactness(self, setting: Setting) -> Exactness:
-        if self.relax > 2.0:
-            return Exactness(False, f"relax = {self.relax} > 2 diverges")
-        if self.relax == 2.0 and setting.constants.l <= 0:
-            return Exactness(False, "relax = 2 needs every l_k > 0; relax < 2 only convexity")
+        if self.relax > 2.0 or (self.relax == 2.0 and setting.constants.l <= 0):
+            return Exactness(False, "relax < 2 needs convexity, relax = 2 every l_k > 0")
         return exact_if_seen(setting, "y_k remembers s grad f_k(x*): operator splitting")
 
     def init_server(self, x0: Array, n_clients: int) -> Server:
@@ -86,12 +82,10 @@ class FedDR(Algorithm[Server, Client, Array, Array]):
     ) -> tuple[Client, Array]:
         y = client.y + self.relax * (pulled - client.x)
         x = oracle.prox(y, self.step, client.x)
-        x_hat = 2 * x - y
-        return Client(x, y, x_hat), x_hat - client.x_hat
+        return Client(x, y, 2 * x - y), 2 * x - y - client.x_hat
 
     def push(self, server: Server, total: Array, count: Array) -> Server:
-        x_bar, x_tilde, w, N = server
-        x_tilde = x_tilde + total / N
+        x_bar, x_tilde, w, N = server._replace(x_tilde=server.x_tilde + total / server.N)
         v, step = x_tilde, self.step
         if self.server_block:
             w = w + self.relax * (x_bar - w)

@@ -9,12 +9,12 @@ Fixed points under full participation: sum_k grad M_k(x) = 0 with M_k the Moreau
 for quadratics sum_k (H_k + mu I)^-1 (H_k x - b_k) = 0, mu = 1/s the paper's penalty. A smaller s
 is less biased and slower.
 
-step: s (default 1/sqrt(l L)).
+step: s (default 1/sqrt(m L), m the smallest curvature of F at 0).
 """
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 from jax import Array
@@ -46,7 +46,7 @@ class FedProx(Algorithm[Server, Client, Array, Array]):
 
     def resolve(self, setting: Setting) -> Self:
         step = 1.0 / balance(setting.constants) if self.step is None else self.step
-        return dataclasses.replace(self, step=step)
+        return replace(self, step=step)
 
     def exactness(self, setting: Setting) -> Exactness:
         if setting.n_clients == 1:

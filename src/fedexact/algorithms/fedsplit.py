@@ -2,26 +2,23 @@
 
 Solves       min_x F(x) = (1/N) sum_k f_k(x),      f_k convex.
 
-    local   z_k+ = z_k + 2 tau (P_k(2x - z_k) - x);   upload z_k+ - z_k
-    push    x += sum / N                                                       (x = mean of all z_k)
+    local   z_k+ = z_k + 2 tau (P_k(2x - z_k) - x);  upload z_k+ - z_k
+    push    x += sum / N
 
-P_k is the prox of f_k with step s. The z_k are kept across rounds: replacing them by x in every
-round gives FedProx's bias. Invariant: x = (1/N) sum_k z_k. Fixed point z_k = x* - s grad f_k(x*).
-tau = 1 is Peaceman-Rachford (f_k strongly convex and smooth): with s = 1/sqrt(l L) and everybody
-present |x_t - x*| <= (1 - 2/(sqrt(kappa) + 1))^t |z_1 - z*| / sqrt(N), z stacked. tau = 1/2 is
-Douglas-Rachford (f_k convex). `per_client`: s_k = 1/sqrt(l_k L_k), known to client k alone; uploads
-are scaled by 1/s_k, x is the mean of the z_k weighted by 1/s_k, max_k kappa_k replaces kappa.
-
-step: s (default 1/sqrt(l L)); relax: tau (default 1 where l > 0, else 1/2).
+P_k: prox of f_k with step s. The z_k are kept (replaced by x, they give FedProx's bias); invariant
+x = (1/N) sum_k z_k; fixed point z_k = x* - s grad f_k(x*). tau = 1/2 is Douglas-Rachford (f_k
+convex), tau = 1 Peaceman-Rachford (strongly convex): with s = 1/sqrt(l L) and everybody present
+|x_t - x*| <= (1 - 2/(sqrt(kappa) + 1))^t |z_0 - z*| / sqrt(N), z stacked. step: s, by default
+1/sqrt(m L), m the smallest curvature of F at 0; relax: tau (0.9); per_client: s_k =
+1/sqrt(l_k L_k), uploads and mean weighted by 1/s_k, max_k kappa_k in the place of kappa.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from fedexact.algorithms.common import balance, check, exact_if_seen
@@ -59,22 +56,17 @@ class FedSplit(Algorithm[Server, Client, Array, Array]):
 
     def resolve(self, setting: Setting) -> Self:
         c = setting.constants
-        relax = (1.0 if c.l > 0 else 0.5) if self.relax is None else self.relax
+        new = replace(self, relax=0.9 if self.relax is None else self.relax)
         if not self.per_client:
-            step = 1.0 / balance(c) if self.step is None else self.step
-            return dataclasses.replace(self, step=step, relax=relax)
-        for k in np.flatnonzero(c.l_k <= 0):
-            raise InputError(
-                f"FedSplit(per_client=True) needs l_k > 0 at every client, but client {k} has "
-                f"l_k = {c.l_k[k]}; add a ridge, l2 > 0, or leave per_client out"
-            )
-        return dataclasses.replace(self, relax=relax, scales=np.sqrt(c.l_k * c.L_k))
+            return replace(new, step=1.0 / balance(c) if self.step is None else self.step)
+        if c.l <= 0:
+            at = f"not {c.l:g} as at client {c.l_k.argmin()}"
+            raise InputError(f"FedSplit per_client needs l_k > 0, {at}: add l2 or leave it out")
+        return replace(new, scales=(c.l_k * c.L_k) ** 0.5)
 
     def exactness(self, setting: Setting) -> Exactness:
-        if self.relax > 1.0:
-            return Exactness(False, f"relax = {self.relax} > 1 over-relaxes and may diverge")
-        if self.relax == 1.0 and setting.constants.l <= 0:
-            return Exactness(False, "relax = 1 needs every l_k > 0; relax = 1/2 only convexity")
+        if self.relax > 1 or (self.relax == 1 and setting.constants.l <= 0):
+            return Exactness(False, "relax < 1 needs convexity, relax = 1 every l_k > 0")
         return exact_if_seen(setting, "z_k remembers s grad f_k(x*): operator splitting")
 
     def init_server(self, x0: Array, n_clients: int) -> Server:
@@ -103,6 +95,5 @@ class FedSplit(Algorithm[Server, Client, Array, Array]):
         return server.x
 
     def invariant(self, server: Server, clients: Client) -> Array:
-        n = clients.z.shape[0]
-        scales = jnp.ones(n) if self.scales is None else jnp.asarray(self.scales)
-        return server.x - scales @ clients.z / server.W
+        scales = 1.0 if self.scales is None else jnp.asarray(self.scales)[:, None]
+        return server.x - jnp.sum(scales * clients.z, axis=0) / server.W

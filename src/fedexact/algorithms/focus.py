@@ -7,17 +7,15 @@ Solves       min_x F(x) = (1/N) sum_k f_k(x).
     push    y += sum;   x -= eta y
 
 g_k is the last gradient that client k has counted (0 at first). Invariant: y = sum_k g_k. One
-vector down, one up, and one running sum at the server. The paper tracks the sum over the clients:
-eta = lr / N. Any participation will do in which every client keeps coming back.
-
-lr: gradient step on the mean objective (default 1 / max(L_F, L_F D/2, stale curvature,
-(tau - 1) L/N), D the rounds between two visits in a fixed or correlated order); local_steps: tau.
-More local steps damp the change of gradient that a visit reports, by (I - eta H_k)^(tau - 1).
+vector down, one up, one running sum at the server; eta = lr / N. Exact for any participation in
+which every client keeps coming back. lr: step on the mean objective, 1 / max(L_F, L_F D/2, stale
+curvature, (tau - 1) L/N) if left out, D the rounds between two visits in a fixed or correlated
+order; local_steps: tau, they damp the change a visit reports by (I - eta H_k)^(tau - 1).
 """
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax.numpy as jnp
@@ -57,12 +55,10 @@ class FOCUS(Algorithm[Server, Client, Pulled, Array]):
         check(self)
 
     def resolve(self, setting: Setting) -> Self:
-        if self.lr is not None:
-            return self
         c, D = setting.constants, setting.participation.gap(setting.n_clients)
-        drift = (self.local_steps - 1) * c.L / setting.n_clients
-        lr = 1.0 / max(c.L_F, c.L_F * D / 2, stale_curvature(setting), drift)
-        return dataclasses.replace(self, lr=lr)
+        damping = (self.local_steps - 1) * c.L / setting.n_clients
+        steepest = max(c.L_F, c.L_F * D / 2, stale_curvature(setting), damping)
+        return replace(self, lr=1.0 / steepest if self.lr is None else self.lr)
 
     def exactness(self, setting: Setting) -> Exactness:
         return exact_if_seen(setting, "y tracks the sum of all gradients")

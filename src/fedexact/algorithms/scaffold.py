@@ -2,22 +2,18 @@
 
 Solves       min_x F(x) = (1/N) sum_k f_k(x).
 
-    local   z = x;  z -= lr (grad f_k(z) - c_k + c), R times;
-            c_k+ = grad f_k(x)                      (option 1)
-                 = c_k - c + (x - z)/(R lr)         (option 2);      upload (z - x, c_k+ - c_k)
+    local   z = x;  z -= lr (grad f_k(z) - c_k + c), R times;  upload (z - x, c_k+ - c_k), where
+            c_k+ = grad f_k(x) (option 1) or c_k - c + (x - z)/(R lr) (option 2)
     push    x += lr_server mean_S(z - x);   c += sum(c_k+ - c_k) / N
 
-The mean of z - x is over the participants, that of the c_k over all N clients.
-Invariant: c = (1/N) sum_k c_k. Two vectors down and two up per participant.
-
-lr: gradient step on the mean objective (default 1 / max(L, R max(L_F, L_F D/4, stale curvature)),
-D the rounds between two visits in a fixed or correlated order); local_steps: R; lr_server;
-batch_size: rows per local gradient (default: all), which makes it a noise ball.
+The mean of z - x is over the participants, that of the c_k over all N: invariant c = mean c_k. lr:
+step on the mean objective, 1 / max(L, R lr_server max(L_F, L_F D/4, stale curvature)) if left out,
+D as in FOCUS; local_steps: R; batch_size: rows per gradient (default: all), makes it a noise ball.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax.numpy as jnp
@@ -25,7 +21,6 @@ from jax import Array, lax
 
 from fedexact.algorithms.common import check, exact_if_seen, local_grad, stale_curvature
 from fedexact.core import Algorithm, Exactness, Oracle, Setting, record, static
-from fedexact.errors import InputError
 
 
 class Server(NamedTuple):
@@ -59,15 +54,12 @@ class SCAFFOLD(Algorithm[Server, Client, Message, Message]):
 
     def __post_init__(self) -> None:
         check(self)
-        if self.option not in (1, 2):
-            raise InputError(f"SCAFFOLD option must be 1 or 2, got {self.option!r}")
 
     def resolve(self, setting: Setting) -> Self:
-        if self.lr is not None:
-            return self
         c, D = setting.constants, setting.participation.gap(setting.n_clients)
-        round_curvature = max(c.L_F, c.L_F * D / 4, stale_curvature(setting))
-        return dataclasses.replace(self, lr=1.0 / max(c.L, self.local_steps * round_curvature))
+        per_round = self.lr_server * max(c.L_F, c.L_F * D / 4, stale_curvature(setting))
+        steepest = max(c.L, self.local_steps * per_round)
+        return replace(self, lr=1.0 / steepest if self.lr is None else self.lr)
 
     def exactness(self, setting: Setting) -> Exactness:
         if self.batch_size is not None:
@@ -86,22 +78,18 @@ class SCAFFOLD(Algorithm[Server, Client, Message, Message]):
     def local(
         self, client: Client, pulled: Message, oracle: Oracle, key: Array
     ) -> tuple[Client, Message]:
-        x, c = pulled
-        R = self.local_steps
+        (x, c), R = pulled, self.local_steps
 
-        def descend(i: Array, z: Array) -> Array:
-            return z - self.lr * (local_grad(oracle, z, key, i, self.batch_size) - client.c + c)
+        def grad(i: Array | int, z: Array) -> Array:
+            return local_grad(oracle, z, key, i, self.batch_size)
 
-        z = lax.fori_loop(0, R, descend, x)
-        if self.option == 1:
-            c_k = local_grad(oracle, x, key, R, self.batch_size)
-        else:
-            c_k = client.c - c + (x - z) / (R * self.lr)
-        return Client(c_k), Message(z - x, c_k - client.c)
+        z = lax.fori_loop(0, R, lambda i, z: z - self.lr * (grad(i, z) - client.c + c), x)
+        new = grad(R, x) if self.option == 1 else client.c - c + (x - z) / (R * self.lr)
+        return Client(new), Message(z - x, new - client.c)
 
     def push(self, server: Server, total: Message, count: Array) -> Server:
-        x, c, N = server
-        return Server(x + self.lr_server * total.x / count, c + total.c / N, N)
+        x = server.x + self.lr_server * total.x / count
+        return Server(x, server.c + total.c / server.N, server.N)
 
     def model(self, server: Server) -> Array:
         return server.x

@@ -35,7 +35,7 @@ _PYTHON = {
     LIST: (list, tuple), TEXTS: (list, tuple), TABLE: (dict,),
 }  # fmt: skip
 _SIMPLE = {
-    Any: {NUMBER, LIST}, jax.Array: {NUMBER, LIST}, np.ndarray: {LIST},
+    Any: {NUMBER, LIST}, jax.Array: {NUMBER, LIST}, np.ndarray: set(),
     bool: {BOOL}, int: {WHOLE}, float: {NUMBER}, str: {TEXT},
 }  # fmt: skip
 
@@ -43,11 +43,10 @@ _SIMPLE = {
 def record_fields(cls: type) -> dict[str, set[str]]:
     """The fields of a record that a file may set, and what may stand there.
 
-    Fields with metadata "derived" and those of a type no file can hold are left out.
+    Fields of a type that no file can hold are left out; so are pure arrays, which are results.
     """
     hints = typing.get_type_hints(cls)
-    fields = [f for f in dataclasses.fields(cls) if f.init and not f.metadata.get("derived")]
-    allowed = {f.name: _kinds(hints[f.name]) for f in fields}
+    allowed = {f.name: _kinds(hints[f.name]) for f in dataclasses.fields(cls) if f.init}
     return {name: allow for name, allow in allowed.items() if allow}
 
 

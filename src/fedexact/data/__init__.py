@@ -1,6 +1,6 @@
 """Readers, partitions and bundled data: from files to the clients of a problem."""
 
-from fedexact.data.catalog import BUNDLED, EXPERIMENTS, Bundled, bundled, bundled_path
+from fedexact.data.catalog import BUNDLED, EXPERIMENTS, Bundled, bundled, bundled_experiment
 from fedexact.data.columns import Features, Target
 from fedexact.data.federation import (
     Federation,
@@ -38,7 +38,7 @@ __all__ = [
     "Sums",
     "Target",
     "bundled",
-    "bundled_path",
+    "bundled_experiment",
     "client_sums",
     "from_csv",
     "from_folder",

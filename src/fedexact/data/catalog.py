@@ -40,7 +40,10 @@ BUNDLED = {
         ),
     ),
 }
-EXPERIMENTS = ("heart", "heart_lasso")
+EXPERIMENTS = {
+    "heart": "logistic regression in four hospitals that drop in and out, six algorithms",
+    "heart_lasso": "the same with a lasso, three forms of FedDR",
+}
 
 
 def bundled(name: str, target: Target | str, **settings: Any) -> Federation:
@@ -48,6 +51,12 @@ def bundled(name: str, target: Target | str, **settings: Any) -> Federation:
     check_choice("bundled", name, BUNDLED)
     entry = BUNDLED[name]
     return from_csv(entry.path, target, source=f"{name} (bundled)", notes=entry.notes, **settings)
+
+
+def bundled_experiment(name: str) -> Path:
+    """The path of a bundled experiment."""
+    check_choice("experiment", name, EXPERIMENTS)
+    return bundled_path(f"{name}.toml")
 
 
 def bundled_path(file: str) -> Path:

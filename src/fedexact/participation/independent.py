@@ -283,7 +283,7 @@ class Sine(Participation):
     def gap(self, n_clients: int) -> float:
         """The longest stretch of rounds in which a client stays below half its mean probability,
         and one round more."""
-        usual = 0.5 * self.inclusion(n_clients)
+        usual = (0.5 - 1e-9) * self.inclusion(n_clients)  # half of it, up to rounding, is enough
         blocks = round_blocks(0, self.period, n_clients)
         p = np.concatenate([self._p(n_clients, *block) >= usual[None, :] for block in blocks])
         return largest_gap(p)

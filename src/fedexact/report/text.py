@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedexact.config import Outcome, Prepared, Run
+from fedexact.data import Federation
 from fedexact.report.files import distance_of, last_row
 
 ROOMY = 100  # columns
@@ -39,6 +40,7 @@ def data_summary(prepared: Prepared) -> RenderableType:
     lines = [
         f"data: {federation.source}, target {event}, {len(federation.feature_names)} columns",
         f"target of the fit: {prepared.problem.target()}",
+        *_partition(federation),
         *(f"note: {note}" for note in (*federation.notes, *prepared.notes)),
     ]
     return Group(*([Text(title, style="bold")] if title else []), table, _lines(lines))
@@ -50,13 +52,12 @@ def result_table(outcome: Outcome, width: int) -> Table:
     Readable from 80 columns on; closer together below 100.
     """
     table = _table(
-        "algorithm", "by theory", "rounds", "MB up", "MB down", "dist. SE", "dist. norm",
-        "bound SE", "verdict",
+        "algorithm", "by\ntheory", "rounds", "MB\nup", "MB\ndown", "dist.\nSE", "dist.\nnorm",
+        "bound\nSE", "verdict",
     )  # fmt: skip
     table.columns[1].justify = table.columns[8].justify = "left"
-    table.columns[0].min_width = 10
     if width < ROOMY:
-        table.padding = 0
+        table.padding, table.show_edge = 0, False
     table.columns[8].no_wrap = True
     for label in outcome.prepared.algorithms:
         runs = outcome.of(label)
@@ -109,6 +110,13 @@ def finished_line(run: Run) -> str:
 
 
 # --- details --------------------------------------------------------------------------------------
+
+
+def _partition(federation: Federation) -> list[str]:
+    made = federation.partition
+    if made is None:
+        return []
+    return [f"partition: {made.description}, {made.sizes.min()} to {made.sizes.max()} rows each"]
 
 
 def _table(*columns: str) -> Table:
