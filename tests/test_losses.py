@@ -104,6 +104,13 @@ def test_derivatives_equal_automatic_ones(loss):
             np.testing.assert_allclose(f(loss, *args), expected, rtol=1e-11, atol=1e-12)
 
 
+def test_losses_are_told_apart_by_jit():
+    """Tree structures of different classes with equal static fields must differ (jit's cache)."""
+    structures = [jax.tree.structure(loss) for loss in CASES.values()]
+    for i, one in enumerate(structures):
+        assert [one == other for other in structures] == [i == j for j in range(len(structures))]
+
+
 @every_loss
 def test_padding_with_the_first_row_at_weight_zero_changes_nothing(loss):
     x, rows, weight = problem(loss)

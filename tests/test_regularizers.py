@@ -313,6 +313,14 @@ def test_parameters_are_leaves():
         np.testing.assert_allclose(together, one_by_one, rtol=1e-14)
 
 
+def test_regularizers_are_told_apart_by_jit():
+    """Tree structures of different classes with equal static fields must differ (jit's cache)."""
+    kinds = [Zero(), NonNegative(), L1(1.0), SquaredL2(1.0), L2Ball(1.0), GroupLasso(1.0, GROUPS)]
+    structures = [jax.tree.structure(g) for g in kinds]
+    for i, one in enumerate(structures):
+        assert [one == other for other in structures] == [i == j for j in range(len(structures))]
+
+
 @every_regularizer
 def test_the_derivative_of_a_prox_at_zero_is_finite(g):
     jacobian = jax.jit(jax.jacfwd(lambda v: g.prox(v, 0.5)))(jnp.zeros(D))

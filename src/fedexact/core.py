@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import (
     Any,
@@ -48,8 +48,33 @@ def static(default: Any = dataclasses.MISSING) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=False, field_specifiers=(static,))
 def record(cls: type[T]) -> type[T]:
-    """A frozen dataclass that is a pytree: float fields are leaves, `static()` fields are not."""
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+    """A frozen dataclass that is a pytree: float fields are leaves, `static()` fields are not.
+
+    Not jax.tree_util.register_dataclass: in jaxlib 0.10.2 the tree structures of two such classes
+    with equal static fields compare equal, and now and then, when hashes collide, jit then runs the
+    program compiled for the other class. JAX rebuilds a record without calling `__post_init__`.
+    """
+    kind = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType] - it is a dataclass
+    parts = [field.name for field in fields if field.metadata.get("static", False)]
+    leaves = [field.name for field in fields if not field.metadata.get("static", False)]
+    keys = [jax.tree_util.GetAttrKey(name) for name in leaves]
+
+    def flatten(tree: T) -> tuple[list[Any], tuple[Any, ...]]:
+        return [getattr(tree, name) for name in leaves], tuple(getattr(tree, n) for n in parts)
+
+    def flatten_with_keys(tree: T) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        values, aux = flatten(tree)
+        return list(zip(keys, values, strict=True)), aux
+
+    def unflatten(aux: tuple[Any, ...], values: Iterable[Any]) -> T:
+        tree = object.__new__(kind)
+        for name, value in zip((*parts, *leaves), (*aux, *values), strict=True):
+            object.__setattr__(tree, name, value)
+        return tree
+
+    jax.tree_util.register_pytree_with_keys(kind, flatten_with_keys, unflatten, flatten)
+    return kind
 
 
 @contextmanager

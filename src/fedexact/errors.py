@@ -52,5 +52,5 @@ def check_choice(what: str, value: Any, choices: Iterable[str]) -> None:
     choices = list(choices)
     if value not in choices:
         near = get_close_matches(str(value), choices, n=1, cutoff=0.6)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise InputError(f"{what}: unknown value {value!r}{hint} Choices: {', '.join(choices)}")
