@@ -302,7 +302,7 @@ def test_focus_to_rounding(participation: fx.Participation, local_steps: int) ->
     assert float(np.max(np.abs(path.invariant))) < 1e-12
 
 
-# --- FedSplit's bound -----------------------------------------------------------------------------
+# --- FedSplit's bound, inexact proxes -------------------------------------------------------------
 
 
 def split_bound(problem: fx.Problem, x0: np.ndarray, T: int) -> tuple[fx.FedSplit, np.ndarray]:
@@ -355,6 +355,35 @@ def test_fedsplit_bound_with_an_inexact_prox() -> None:
     errors = np.linalg.norm(path.x - fx.reference(problem)[None], axis=1)
     assert np.all(errors <= bound + (np.sqrt(problem.constants().kappa) + 1) * b)
     assert np.all(errors[-100:] > 1e-5)
+
+
+@record
+class OneGradientStep:
+    """An oracle whose prox is one gradient step, from `start` or, cold, from the prox's centre."""
+
+    oracle: Any
+    cold: Any
+
+    def client(self, k: Any) -> OneGradientStep:
+        return OneGradientStep(self.oracle.client(k), self.cold)
+
+    def prox(self, v: jax.Array, step: Any, start: jax.Array) -> jax.Array:
+        u = jnp.where(self.cold, v, start)
+        slope = self.oracle.grad(u) + (u - v) / step
+        return u - slope / (self.oracle.smoothness + 1 / step)
+
+
+@pytest.mark.parametrize("algorithm", [fx.FedSplit(relax=0.5), fx.FedDR(relax=1.0)])
+def test_one_warm_gradient_step_for_a_prox_is_exact(algorithm: fx.Algorithm) -> None:
+    """The client's last prox is where the next one starts; started anew it stalls."""
+    problem = least_squares(26)
+    masks, errors = BERNOULLI.mask(4, 0, 3000, seed=3), []
+    for cold in (False, True):
+        oracle = OneGradientStep(oracle_of(problem, algorithm), jnp.array(cold))
+        path = rounds(problem, algorithm, masks, np.full(3, 2.0), oracle=oracle)
+        errors.append(relative(path.x[-1], fx.reference(problem)))
+    assert errors[0] < 1e-12
+    assert errors[1] > 1e-3
 
 
 def test_per_client_steps_see_only_the_worst_client() -> None:
@@ -494,8 +523,8 @@ def test_observed_rate_is_the_spectral_radius_of_the_round(name: str) -> None:
         (fx.SCAFFOLD(), fx.Markov(0.1, 0.9), 0.0, True, "control variates"),
         (fx.SCAFFOLD(batch_size=5), fx.Full(), 0.1, False, "noise ball"),
         (fx.FOCUS(), fx.Cyclic(4), 0.0, True, "tracks"),
-        (fx.FOCUS(), fx.Bernoulli([1.0, 0.5, 0.0, 0.5]), 0.1, False, "client 2 never present"),
-        (fx.FedSplit(), fx.Trace(np.eye(4)[:2]), 0.1, False, "client 2, 3 never present"),
+        (fx.FOCUS(), fx.Bernoulli([1.0, 0.5, 0.0, 0.5]), 0.1, False, "never present: 2;"),
+        (fx.FedSplit(), fx.Trace(np.eye(4)[:2]), 0.1, False, "never present: 2, 3;"),
     ],
 )
 def test_exactness(
@@ -525,7 +554,7 @@ def test_bad_choices_are_refused() -> None:
         fx.FedAvg(batch_size=2.5)  # pyright: ignore[reportArgumentType]
     with pytest.raises(fx.InputError, match="per_client=True chooses the steps"):
         fx.FedSplit(per_client=True, step=0.1)
-    with pytest.raises(fx.InputError, match="needs l_k > 0, not 0 as at client 1"):
+    with pytest.raises(fx.InputError, match="needs l_k > 0, not 0 as at client '1'"):
         fx.solve(least_squares(52, (8, 2, 8, 8)), fx.FedSplit(per_client=True))
 
 

@@ -250,7 +250,7 @@ def test_quasi_separation_of_counts_and_a_missing_class() -> None:
     rng = np.random.default_rng(12)
     group = (np.arange(N) % 4 == 0).astype(float)[:, None]
     counts = np.where(group[:, 0] == 1, 0, rng.poisson(2.0, N)).astype(float)
-    with pytest.raises(InputError, match="no finite minimiser.*'x0'"):
+    with pytest.raises(InputError, match=r"no finite minimiser.*'x0'"):
         reference(Problem(split(group, counts), loss="poisson", fit_intercept=True))
     labels = np.where(np.arange(N) % 3 == 1, 0.0, np.arange(N) % 3)  # class 1 never seen
     with pytest.raises(InputError, match="no finite minimiser"):
@@ -282,7 +282,7 @@ def test_intercept_that_runs_off_in_spite_of_a_regulariser(loss: str) -> None:
     X = np.random.default_rng(15).normal(size=(N, 2))
     for g in (L1(0.1), L2Ball(1.0)):
         problem = Problem(split(X, y), loss=loss, regularizer=g, fit_intercept=True)
-        with pytest.raises(InputError, match="no finite minimiser.*'intercept'"):
+        with pytest.raises(InputError, match=r"no finite minimiser.*'intercept'"):
             reference(problem)
 
 

@@ -69,7 +69,7 @@ def test_feddr_started_at_its_prox_stays_wrong_for_ever() -> None:
     wrong = rounds(problem, algorithm, everybody(problem, ROUNDS), state=(server, started))
     right = rounds(problem, algorithm, everybody(problem, ROUNDS), state=(server, clients))
     assert right.x[-1] == pytest.approx([4 / 9], abs=1e-12)
-    assert abs(wrong.x[-1, 0] - 4 / 9) > 0.5
+    assert abs(wrong.x[-1, 0] - 4 / 9) > 0.25
     mean = started.x_hat.mean(axis=0)
     np.testing.assert_allclose(wrong.invariant, np.tile(x0 - mean, (ROUNDS, 1)), atol=1e-12)
     collected = server._replace(x_tilde=mean, x_bar=mean)  # the other cure

@@ -330,28 +330,46 @@ def ridge_ball(problem: Problem, at: Point) -> Ball | None:
     return Ball(at.offset + lam / np.sqrt(q), distance, drift, 0.5 * lam**2)
 
 
-def hessian_ball(problem: Problem, at: Point) -> tuple[Ball | None, str]:
-    """From the Hessian at y, or None and why not."""
-    unit = rounding_factor(problem)
+class Local(NamedTuple):
+    """What the Hessian at y tells."""
+
+    ball: Ball | None
+    why_not: str  # why there is no ball
+    least: float = 0.0  # lower bound on |x - x*|_2 for every minimiser x*
+
+
+def hessian_ball(problem: Problem, at: Point) -> Local:
+    """The ball from the Hessian at y."""
     bend = curvature(problem.regularizer, problem.dim)
-    M = metric(problem.hessian(at.y) + np.diag(bend), unit)
+    M = metric(problem.hessian(at.y) + np.diag(bend), rounding_factor(problem))
     if M is None:
-        return None, "the Hessian at x is singular, so the minimiser need not be unique: add l2"
+        return Local(
+            None, "the Hessian at x is singular, so the minimiser need not be unique: add l2"
+        )
     if isinstance(problem.loss, Huber):
         return _huber_ball(problem, at, M, bend)
     kappa = concordance(problem, M)
     if kappa is None:
-        return (
-            None,
-            f"how fast the Hessian of the {problem.loss.name} loss changes is unknown: add l2",
+        return Local(
+            None, f"the {problem.loss.name} loss has no bound on how its Hessian changes: add l2"
         )
     lam = M.dual_norm(at.v, at.noise)
+    least = _least(at, M, kappa) if at.smooth else 0.0
     if lam * kappa / M.trust >= 1.0:
-        return None, (
+        why_not = (
             "x is too far from a minimiser for a bound, or there is none at a finite point "
             "(separation, rank deficiency): run longer, or add l2"
         )
-    return _ball(at, M, lam, kappa, newton=at.smooth), ""
+        return Local(None, why_not, least)
+    return Local(_ball(at, M, lam, kappa, newton=at.smooth), "", least)
+
+
+def _least(at: Point, M: Metric, kappa: float) -> float:
+    """Without g, |v|_{H^-1} <= (exp(t) - 1) / t r from the other side of self-concordance, t =
+    kappa r: every minimiser has r >= log(1 + kappa lam) / kappa."""
+    lam = (M.dual_norm(at.v, np.zeros_like(at.v)) - M.noise_norm(at.noise)) / (2.0 - M.trust)
+    radius = max(lam, 0.0) if kappa == 0 else float(np.log1p(kappa * max(lam, 0.0))) / kappa
+    return radius / float(np.sqrt(np.linalg.norm(M.matrix, 2)))
 
 
 def _ball(at: Point, M: Metric, lam: float, kappa: float, newton: bool) -> Ball:
@@ -370,9 +388,7 @@ def _ball(at: Point, M: Metric, lam: float, kappa: float, newton: bool) -> Ball:
     return Ball(coefficients, distance, float(drift), gap)
 
 
-def _huber_ball(
-    problem: Problem, at: Point, M: Metric, bend: np.ndarray
-) -> tuple[Ball | None, str]:
+def _huber_ball(problem: Problem, at: Point, M: Metric, bend: np.ndarray) -> Local:
     """In a ball |s|_M <= r around y the Hessian is at least that of the rows that stay in the
     quadratic part all over the ball, A. If |s|_M <= a |s|_A and a |v|_{A^-1} < r, a minimiser
     beyond the ball is impossible (on the way out Phi would have to fall and cannot), and
@@ -385,12 +401,12 @@ def _huber_ball(
         "bound: run longer, or add l2"
     )
     if A is None:
-        return None, far
+        return Local(None, far)
     lam = A.dual_norm(at.v, at.noise)
     widening = float(np.sqrt(np.linalg.norm(A.root.T @ M.matrix @ A.root, 2)))
     if widening * lam / A.trust >= reach:
-        return None, far
-    return _ball(at, A, lam, 0.0, newton=False), ""
+        return Local(None, far)
+    return Local(_ball(at, A, lam, 0.0, newton=False), "")
 
 
 def _staying_hessian(oracle: RowOracle, y: Array, root: Array, reach: Array) -> Array:
@@ -404,7 +420,7 @@ def _staying_hessian(oracle: RowOracle, y: Array, root: Array, reach: Array) -> 
 
 
 def least_distance(problem: Problem, here: Pass, mapping: float, step: float) -> float:
-    """A lower bound on the distance of x to any minimiser, 0 if none is known.
+    """A lower bound on the distance of x to any minimiser from global smoothness, 0 without it.
 
     The proximal gradient map T is nonexpansive for step <= 1/L and leaves minimisers alone, so
     |x - T x| <= 2 |x - x*|, and without g the gradient is L-Lipschitz.

@@ -16,6 +16,7 @@ from fedexact.bounds import (
     DENSE_LIMIT,
     OVERFLOW,
     Ball,
+    Local,
     Point,
     bounded_gap,
     dual_gap,
@@ -174,14 +175,14 @@ def _gather(problem: Problem, x: np.ndarray) -> _Evidence:
         why = "the loss or its gradient overflows near x: start nearer to 0, or scale the features"
         return _Evidence(np.inf, step, None, why, 0.0, None, np.inf)
     mapping = float(np.linalg.norm(gradient_mapping(problem, x, here, step)))
-    ball, why_not = _ball(problem, at)
+    ball, why_not, least = _local(problem, at)
+    least = max(least, least_distance(problem, here, mapping, step))
     gap = np.inf
     if problem.loss.newton:
         behind = min(ball.gap if ball else np.inf, bounded_gap(problem.regularizer, at))
         gap = at.fall + behind if np.isfinite(behind) else np.inf
         if not at.smooth:
             gap = min(gap, dual_gap(problem, x, here))
-    least = least_distance(problem, here, mapping, step)
     return _Evidence(mapping, step, ball, why_not, least, _units(problem, x, ball), gap)
 
 
@@ -194,25 +195,24 @@ def _step(problem: Problem, x: np.ndarray) -> float:
     return 1.0 / L if L > 1.0 / OVERFLOW else 1.0
 
 
-def _ball(problem: Problem, at: Point) -> tuple[Ball | None, str]:
-    """The best of what strong convexity and the Hessian give, or why there is nothing."""
+def _local(problem: Problem, at: Point) -> Local:
+    """The best of what the Hessian and strong convexity give, or why there is nothing."""
     if not problem.loss.newton:
-        return None, (
+        why_not = (
             f"the {problem.loss.name} loss is not known to be convex, so that x can at most be "
             "shown to be stationary: compare with a reference solution"
         )
+        return Local(None, why_not)
     if problem.dim <= DENSE_LIMIT:
-        local, why_not = hessian_ball(problem, at)
+        local = hessian_ball(problem, at)
     else:
-        local, why_not = (
-            None,
-            f"more than {DENSE_LIMIT} coefficients, too many for a Hessian: add l2",
-        )
-    balls = [ball for ball in (local, ridge_ball(problem, at)) if ball is not None]
+        local = Local(None, f"over {DENSE_LIMIT} coefficients are too many for a Hessian: add l2")
+    balls = [ball for ball in (local.ball, ridge_ball(problem, at)) if ball is not None]
     if not balls:
-        return None, why_not
+        return local
     coefficients, *numbers = zip(*balls, strict=True)
-    return Ball(np.min(coefficients, axis=0), *(min(values) for values in numbers)), ""
+    best = Ball(np.min(coefficients, axis=0), *(min(values) for values in numbers))
+    return local._replace(ball=best)
 
 
 def _units(problem: Problem, x: np.ndarray, ball: Ball | None) -> _Units | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import (
     Any,
@@ -168,11 +168,16 @@ class Pattern(Protocol):
 class Setting:
     """Everything a choice of hyperparameters may depend on; it travels once, before round 0."""
 
-    n_clients: int
+    names: Sequence[str]  # of the clients
     dim: int
     constants: Constants
     regularizer: Prox
     participation: Pattern
+
+    @property
+    def n_clients(self) -> int:
+        """N."""
+        return len(self.names)
 
     @functools.cached_property
     def p(self) -> np.ndarray:

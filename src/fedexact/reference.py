@@ -243,8 +243,10 @@ def _check_finite(problem: Problem, pooled: _Pooled, x: np.ndarray) -> None:
     if problem.loss.quadratic or not problem.loss.likelihood:
         return
     grad, H = (np.asarray(a) for a in _grad_hessian(pooled, x))
-    unit = _units(pooled)
-    step = 1.0 / float(np.linalg.norm(H, 2))
+    unit, L = _units(pooled), float(np.linalg.norm(H, 2))
+    if L == 0.0:
+        raise _not_found(problem, unit * x, grad)
+    step = 1.0 / L
     bend = np.diag(np.asarray(_prox_jacobian(problem.regularizer, x - step * grad, step)))
     free = np.flatnonzero(bend > 1.0 - 1e-9)
     direction = np.zeros(problem.dim)

@@ -299,7 +299,7 @@ class _Run:
 
     @cached_property
     def scale(self) -> float:
-        """The gradients to expect: the mean norm of the clients' own at x0, even where they cancel."""
+        """The gradients to expect: mean norm of the clients' own at x0, even if they cancel."""
         norms = self.problem.sum_over_clients(_grad_norm, np.array(self.identity["x0"]))
         x0_size = 1.0 + float(np.linalg.norm(self.identity["x0"]))
         return max(
@@ -369,7 +369,7 @@ def _grad_norm(oracle: RowOracle, x: jax.Array) -> jax.Array:
 def setting_of(problem: Problem, participation: Participation) -> Setting:
     """What an algorithm may know before round 0."""
     return Setting(
-        n_clients=problem.n_clients,
+        names=problem.names,
         dim=problem.dim,
         constants=problem.constants(),
         regularizer=problem.regularizer,

@@ -62,5 +62,5 @@ def exact_if_seen(setting: Setting, why: str) -> Exactness:
     absent = np.flatnonzero(setting.p == 0.0)
     if absent.size == 0:
         return Exactness(True, why)
-    clients = ", ".join(map(str, absent[:5])) + (", ..." if absent.size > 5 else "")
-    return Exactness(False, f"client {clients} never present: its rows are not in the answer")
+    names = ", ".join(setting.names[k] for k in absent[:5]) + (", ..." if absent.size > 5 else "")
+    return Exactness(False, f"never present: {names}; the target is not reached")

@@ -31,7 +31,7 @@ from fedexact.core import Algorithm, Exactness, Oracle, Prox, Setting, record, s
 class Server(NamedTuple):
     x_bar: Array  # (d,) the model
     x_tilde: Array  # (d,) mean of the x_hat_k
-    w: Array  # (d,) the server's own block; x_tilde's start, unused, without it
+    w: Array  # (d,) the server's own block; stays x0 without one
     N: Array  # ()
 
 
