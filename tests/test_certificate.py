@@ -444,9 +444,13 @@ def test_cannot_certify_a_loss_that_need_not_be_convex() -> None:
 
 
 def test_overflow_near_x_is_no_certificate() -> None:
-    certificate = certify(make("poisson", 18), np.full(4, 500.0))
-    assert certificate.verdict == "cannot certify"
-    assert "overflows" in certificate.reason
+    problem = make("poisson", 18)
+    for x in (np.full(4, 500.0), np.array([800.0, 0, 0, 0])):
+        certificate = certify(problem, x)
+        assert certificate.verdict == "cannot certify"
+        assert "overflows" in certificate.reason
+        text = json.dumps(certificate.to_dict(), allow_nan=False)
+        assert Certificate.from_dict(json.loads(text)).gradient_mapping == np.inf
 
 
 def test_ridge_certifies_where_there_are_too_many_coefficients_for_a_hessian() -> None:

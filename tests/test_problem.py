@@ -181,7 +181,7 @@ NAMES = ["Cleveland", "Hungary", "Switzerland", "VA"]
         (broken(3, y=np.array([np.inf])), {}, ["VA", "row 0", "inf"]),
         (broken(0, X=np.zeros((0, 2)), y=np.zeros(0)), {}, ["Cleveland", "zero rows"]),
         (broken(0, y=np.zeros(2)), {}, ["Cleveland", "(3, 2)", "(2,)"]),
-        (broken(0, X=[["a", "b"]] * 3), {}, ["Cleveland", "numeric"]),
+        (broken(0, X=[["a", "b"]] * 3), {}, ["Cleveland", "real numbers"]),
         (binary(2.0), {"loss": "logistic"}, ["Hungary", "2.0", "0/1"]),
         (binary(-2.0), {"loss": "poisson"}, ["Hungary", "-2.0"]),
         (CLIENTS, {"loss": "logistik"}, ["logistik", "logistic", "poisson"]),
@@ -194,12 +194,18 @@ NAMES = ["Cleveland", "Hungary", "Switzerland", "VA"]
         (CLIENTS, {"names": ["a", "b", "a", "c"]}, ["'a'"]),
         (CLIENTS, {"names": ["a"]}, ["1 entries for 4 clients"]),
         (CLIENTS, {"shards": 99}, ["shards"]),
+        (broken(2, y=np.full(7, 1e200)), {}, ["Switzerland", "target", "1e+200", "rescale"]),
+        (broken(2, X=np.full((7, 2), 1e150)), {}, ["Switzerland", "column", "1e+150", "rescale"]),
+        (broken(2, X=np.full((7, 2), 1j)), {}, ["Switzerland", "real numbers"]),
+        (CLIENTS, {"l2": "a"}, ["l2", "'a'"]),
+        (CLIENTS, {"names": "abcd"}, ["names", "abcd"]),
+        (None, {}, ["sequence of (X, y)"]),
         ([], {}, ["empty"]),
         ([1, 2], {}, ["pair (X, y)"]),
     ],
 )
 def test_bad_input_is_named(clients: list, kwargs: dict, words: list[str]) -> None:
-    if "names" not in kwargs and len(clients) == 4:
+    if "names" not in kwargs and clients and len(clients) == 4:
         kwargs = {"names": NAMES, **kwargs}
     with pytest.raises(fx.InputError) as error:
         fx.Problem(clients, **kwargs)

@@ -139,7 +139,7 @@ def test_resume_from_another_run_is_refused() -> None:
         "lr": {"algorithm": fx.FOCUS(lr=0.2)},
         "algorithm": {"algorithm": fx.FedSplit()},
         "target": {"problem": least_squares(20, l2=0.5)},
-        "objective_at_x0": {"problem": least_squares(21)},
+        "rows": {"problem": least_squares(21)},
         "rounds": {"rounds": 3},
     }
     same = {
@@ -196,11 +196,49 @@ def test_a_regulariser_needs_an_algorithm_with_a_prox_for_it() -> None:
         ({"participation": fx.Bernoulli([0.5, 0.5])}, "2"),
         ({"participation": fx.Uniform(9)}, "9"),
         ({"algorithm": "FOCUS"}, "FOCUS"),
+        ({"participation": 0.5}, "participation.*Participation.*0.5"),
+        ({"participation": fx.Full}, "participation.*Participation"),
+        ({"problem": [1]}, r"problem.*Problem.*\[1\]"),
+        ({"resume": "x"}, "resume.*Result.*'x'"),
+        ({"tol": "a"}, "tol.*'a'"),
+        ({"seed": 2**70}, "seed.*2"),
+        ({"x0": "ab"}, "3 numbers.*'ab'"),
     ],
 )
 def test_bad_arguments_are_named(kwargs: dict, words: str) -> None:
     with pytest.raises(fx.InputError, match=words):
         fx.solve(**{"problem": PROBLEM, "algorithm": fx.FOCUS(), **kwargs})
+
+
+def test_a_start_where_the_loss_overflows_is_refused() -> None:
+    problem = fx.Problem([(np.ones((3, 1)), np.arange(3))], loss="poisson")
+    with pytest.raises(fx.InputError, match=r"x0.*overflows"):
+        fx.solve(problem, fx.FedDR(), x0=[800.0])
+
+
+def test_a_nonconvex_loss_reaches_a_stationary_point() -> None:
+    """Phase retrieval, (row'x)^2 = y: no convexity, curvature of either sign at 0."""
+
+    def intensity(x, rows):
+        return ((rows.X @ x) ** 2 - rows.y) ** 2 / 4
+
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(4, 30, 3))
+    clients = [(A, (A @ [1.0, -2.0, 0.5]) ** 2) for A in X]
+    problem = fx.Problem(clients, loss=intensity)
+    assert problem.constants().L_F > 0
+    result = fx.solve(problem, fx.FedDR(), rounds=3000, x0=[0.3, -0.2, 0.1], tol=1e-9)
+    assert result.status == "tolerance"
+    assert result.rounds > 0
+    assert np.linalg.norm(problem.grad(result.x)) <= 1e-9
+    assert result.certificate is not None
+    assert result.certificate.verdict == "cannot certify"
+
+
+def test_a_flat_objective_is_solved_at_once() -> None:
+    problem = fx.Problem([(np.zeros((4, 2)), np.ones(4))])
+    for algorithm in (fx.FOCUS(), fx.SCAFFOLD(), fx.FedAvg(), fx.FedDR()):
+        assert np.array_equal(fx.solve(problem, algorithm, rounds=3).x, np.zeros(2))
 
 
 def test_float64_inside_although_the_caller_uses_float32() -> None:

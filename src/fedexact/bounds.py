@@ -105,8 +105,10 @@ def one_pass(problem: Problem, x: np.ndarray) -> Pass:
         a / problem.n_clients for a in problem.sum_over_clients(_sums, problem.check_model(x))
     )
     unit = rounding_factor(problem)
-    rounding = unit * (terms + np.abs(grad))
-    return Pass(float(value), unit * float(size) + float(rounding @ np.abs(x)), grad, rounding)
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller asks whether all is finite
+        rounding = unit * (terms + np.abs(grad))
+        value_rounding = unit * float(size) + float(rounding @ np.abs(x))
+    return Pass(float(value), value_rounding, grad, rounding)
 
 
 def _sums(oracle: RowOracle, x: Array) -> tuple[Array, Array, Array, Array]:

@@ -76,7 +76,7 @@ class Certificate:
     tol: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and lists, fit for JSON."""
+        """Plain numbers, strings and lists, fit for JSON; an infinite gradient mapping is None."""
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     @staticmethod
@@ -87,6 +87,8 @@ class Certificate:
             values[name] = None if values[name] is None else np.asarray(values[name], float)
         for name in ("clients", "absent"):
             values[name] = tuple(values[name])
+        if values["gradient_mapping"] is None:
+            values["gradient_mapping"] = np.inf
         return Certificate(**values)
 
     def __str__(self) -> str:
@@ -301,6 +303,8 @@ def _or_none(value: float) -> float | None:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -145,12 +145,13 @@ class Constants(NamedTuple):
 
     L_k: np.ndarray  # (N,)
     l_k: np.ndarray  # (N,)
-    L: float  # max_k L_k
+    L: float  # max_k L_k; 1 where all are flat, since any step will do
     l: float  # min_k l_k  # noqa: E741 - the papers' symbol
     kappa: float  # L / l, inf when l = 0
-    L_F: float  # smoothness of F
+    L_F: float  # smoothness of F; 1 where it is flat
     l_F: float  # strong convexity of F  # noqa: N815
     global_: bool  # False where the loss has no global L and L_k is that of a reference point
+    convex: bool  # False where the loss is not known to be convex
     conditioning: float  # condition number of the Hessian of F at x = 0: a guide for defaults only
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
+import jax
 import numpy as np
 
 
@@ -27,18 +28,24 @@ class DivergenceWarning(UserWarning):
 
 
 def check_positive(what: str, value: Any) -> None:
-    """Raises InputError for a Python or NumPy number that is not positive and finite.
+    """Raises InputError unless `value` is a positive finite number.
 
-    None (not chosen yet) and traced values pass.
+    None (not chosen yet) and JAX's arrays and traced values pass.
     """
-    if isinstance(value, numbers.Real) and not 0 < float(value) < np.inf:
-        raise InputError(f"{what} must be a positive finite number, got {value!r}")
+    _check_number(what, value, "a positive finite number", lambda v: 0 < v < np.inf)
 
 
 def check_nonnegative(what: str, value: Any) -> None:
-    """Raises InputError for a Python or NumPy number that is negative or not finite."""
-    if isinstance(value, numbers.Real) and not 0 <= float(value) < np.inf:
-        raise InputError(f"{what} must be a finite number >= 0, got {value!r}")
+    """The same with 0 allowed."""
+    _check_number(what, value, "a finite number >= 0", lambda v: 0 <= v < np.inf)
+
+
+def _check_number(what: str, value: Any, kind: str, holds: Callable[[float], bool]) -> None:
+    if value is None or isinstance(value, jax.Array):
+        return
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (number and holds(float(value))):
+        raise InputError(f"{what} must be {kind}, got {value!r}")
 
 
 def check_count(what: str, value: Any, at_least: int = 1) -> None:

@@ -8,6 +8,7 @@ several JAX devices each holds a slice of every bucket.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from fedexact.losses import Rows
 from fedexact.oracles import RowOracle, bucket_sizes
 
 AXIS = "clients"
+LARGEST = 1e100  # in modulus, of a cell
 WORTH_SHARDING = (
     1_000_000  # entries of X; below, the devices wait for each other longer than they work
 )
@@ -34,6 +36,15 @@ class Clients(NamedTuple):
     y: list[np.ndarray]
     names: list[str]
     feature_names: list[str]
+
+    def fingerprint(self, w: np.ndarray) -> str:
+        """Tells these rows, in this order and with these client weights, from any others."""
+        digest = hashlib.sha256(np.ascontiguousarray(w).data)
+        for X, y in zip(self.X, self.y, strict=True):
+            digest.update(repr(X.shape).encode())
+            for array in (X, y):
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:32]
 
 
 class Bucket(NamedTuple):
@@ -193,7 +204,10 @@ def read_clients(
     fit_intercept: bool,
 ) -> Clients:
     """Checks every client's rows; puts the column of ones first where there is an intercept."""
-    clients = list(clients)
+    try:
+        clients = list(clients)
+    except TypeError:
+        raise InputError(f"clients must be a sequence of (X, y), got {clients!r}") from None
     if not clients:
         raise InputError("clients is empty: at least one (X, y) is needed")
     names = _check_names(names, len(clients))
@@ -218,6 +232,8 @@ def read_clients(
 def _check_names(names: Sequence[str] | None, n_clients: int) -> list[str]:
     if names is None:
         return [str(k) for k in range(n_clients)]
+    if isinstance(names, str):
+        raise InputError(f"names must be a sequence of names, got the string {names!r}")
     names = [str(name) for name in names]
     if len(names) != n_clients:
         raise InputError(f"names has {len(names)} entries for {n_clients} clients")
@@ -235,9 +251,12 @@ def _read_client(
     except (TypeError, ValueError):
         raise InputError(f"client {name!r} must be a pair (X, y), got {type(client)}") from None
     try:
-        X, y = np.asarray(X, float), np.asarray(y, float)
+        X, y = np.asarray(X), np.asarray(y)
+        if np.iscomplexobj(X) or np.iscomplexobj(y):
+            raise TypeError("complex numbers")
+        X, y = X.astype(float), y.astype(float)
     except (TypeError, ValueError) as error:
-        raise InputError(f"client {name!r}: X and y must be numeric ({error})") from None
+        raise InputError(f"client {name!r}: X and y must be real numbers ({error})") from None
     if X.ndim != 2 or y.ndim != 1 or len(X) != len(y):
         raise InputError(
             f"client {name!r}: X must be (rows, columns) and y (rows,), got {X.shape} and {y.shape}"
@@ -246,20 +265,25 @@ def _read_client(
         raise InputError(f"client {name!r} has zero rows: leave it out or give it data")
     if X.shape[1] == 0:
         raise InputError(f"client {name!r} has zero columns")
-    bad = ~np.isfinite(X)
-    if bad.any():
-        i, j = np.argwhere(bad)[0]
-        column = feature_names[j] if feature_names and j < len(feature_names) else j
-        raise InputError(
-            f"client {name!r}, column {column!r}, row {i}: value {X[i, j]} "
-            f"({int(bad.any(axis=1).sum())} of {len(X)} rows have such values): "
-            "drop or impute them"
-        )
-    bad = ~np.isfinite(y)
-    if bad.any():
-        i = int(np.argmax(bad))
-        raise InputError(f"client {name!r}: target of row {i} is {y[i]}: drop such rows")
+    columns = [*(feature_names or ()), *range(len(feature_names or ()), X.shape[1])]
+    check_cells(X, [f"column {c!r}" for c in columns], f"client {name!r}")
+    check_cells(y[:, None], ["target"], f"client {name!r}")
     return X, y
+
+
+def check_cells(values: np.ndarray, columns: Sequence[str], where: str) -> None:
+    """InputError for a cell of (rows, columns) that is not finite, or whose square overflows."""
+    for bad, remedy in (
+        (~np.isfinite(values), "drop or impute them"),
+        (np.abs(values) > LARGEST, f"larger than {LARGEST:g}, its square overflows; rescale"),
+    ):
+        if bad.any():
+            i, j = np.argwhere(bad)[0]
+            count = int(bad.any(axis=1).sum())
+            raise InputError(
+                f"{where}, {columns[j]}, row {i}: value {values[i, j]} "
+                f"({count} of {len(values)} rows have such values): {remedy}"
+            )
 
 
 # --- slots ----------------------------------------------------------------------------------------

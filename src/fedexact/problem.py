@@ -92,6 +92,7 @@ class Problem:
         self.ridge = np.where(penalised, self.l2, 0.0)
         self.regularizer = _restrict(make_regularizer(regularizer), penalised)
         self.weights, self.w = _client_weights(weights, reduction, self.n_rows, self.names)
+        self.fingerprint = data.fingerprint(self.w)
         scale = self.n_clients * self.w / (self.n_rows if reduction == "mean" else 1.0)
 
         self.layout = Layout(self.n_rows, self.n_features, shards)
@@ -159,7 +160,10 @@ class Problem:
 
     def check_model(self, x: Any) -> np.ndarray:
         """x as a (d,) float64 array; InputError for another length or a non-finite value."""
-        x = np.asarray(x, float)
+        try:
+            x = np.asarray(x, float)
+        except (TypeError, ValueError):
+            raise InputError(f"a model must be {self.dim} numbers, got {x!r}") from None
         if x.shape != (self.dim,):
             raise InputError(f"a model of this problem has shape ({self.dim},), got {x.shape}")
         if not np.all(np.isfinite(x)):
@@ -183,15 +187,16 @@ class Problem:
         L_F, l_F, conditioning = float(np.mean(L_k)), float(np.mean(l_k)), 100.0
         if self.dim <= NEWTON_LIMIT:
             bound = self._mean(_curvature_matrix, np.zeros(self.dim))
-            L_F = min(L_F, float(np.linalg.eigvalsh(bound)[-1]))
+            L_F = min(L_F, float(np.linalg.norm(bound, 2)))
             spectrum = np.linalg.eigvalsh(self.hessian(np.zeros(self.dim)))
             if self.loss.quadratic:
                 l_F = max(l_F, float(spectrum[0]) - 1e-14 * float(spectrum[-1]))
-            conditioning = float(spectrum[-1] / max(spectrum[0], 1e-12 * spectrum[-1]))
+            if spectrum[-1] > 0:
+                conditioning = float(spectrum[-1] / max(spectrum[0], 1e-12 * spectrum[-1]))
         L, l = float(np.max(L_k)), float(np.min(l_k))  # noqa: E741
         return Constants(
-            L_k, l_k, L, l, L / l if l > 0 else np.inf, L_F, l_F,
-            self.loss.global_smooth, conditioning,
+            L_k, l_k, L or 1.0, l, L / l if l > 0 else np.inf, L_F or 1.0, l_F,
+            self.loss.global_smooth, self.loss.newton, conditioning,
         )  # fmt: skip
 
     def target(self) -> str:

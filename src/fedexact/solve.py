@@ -100,10 +100,11 @@ def solve(
         CapabilityError: the algorithm cannot handle the problem.
         Interrupted: on Ctrl-C, with the Result so far.
     """
+    participation = Full() if participation is None else participation
+    target = (tol, reference, reference_se)
     run = _Run.prepare(
-        problem, algorithm, participation or Full(), rounds, seed, engine, record_every, x0,
-        _Target.of(problem, tol, reference, reference_se), resume,
-    )  # fmt: skip
+        problem, algorithm, participation, rounds, seed, engine, record_every, x0, target, resume
+    )
     try:
         return run.go(callback)
     except KeyboardInterrupt:
@@ -180,11 +181,16 @@ class _Run:
         engine: str,
         record_every: int | None,
         x0: Any,
-        target: _Target,
+        target: tuple[Any, Any, Any],
         resume: Result | None,
     ) -> _Run:
+        check_kind("problem", problem, Problem)
+        check_kind("participation", participation, Participation)
+        check_kind("resume", resume, Result | None)
         check_count("rounds", rounds)
         check_count("seed", seed, at_least=0)
+        if seed >= 2**63:
+            raise InputError(f"seed must be less than 2**63, got {seed}")
         check_choice("engine", engine, ENGINES)
         if record_every is None:
             record_every = max(1, rounds // RECORDINGS)
@@ -200,13 +206,14 @@ class _Run:
             "seed": seed,
             "participation": repr(participation),
             "target": problem.target(),
+            "rows": problem.fingerprint,
             "clients": problem.names,
             "x0": x0.tolist(),
-            "objective_at_x0": problem.objective(x0),
         }
         run = _Run(
             problem, algorithm, given, setting, participation, rounds, record_every, seed,
-            ENGINES[engine], target, state, down, up, identity, cast(Any, None),
+            ENGINES[engine], _Target.of(problem, *target), state, down, up, identity,
+            cast(Any, None),
         )  # fmt: skip
         run.done = run.fresh() if resume is None else run.resumed(resume)
         return run
@@ -215,6 +222,8 @@ class _Run:
         """Before round 0."""
         state = self.engine.load(self.problem, *self.initial)
         row = self.row(state, 0, 0, 0)
+        if not np.isfinite(row["gradient_mapping"]):
+            raise InputError("x0: the loss or its gradient overflows there; start nearer to 0")
         nobody = np.zeros(self.problem.n_clients, bool)
         return _Done(state, 0, 0, nobody, (row,), (state, 0, row["gradient_mapping"]))
 
@@ -362,6 +371,13 @@ class _Run:
         )
 
 
+def check_kind(what: str, value: Any, kind: Any) -> None:
+    """Raises InputError unless `value` is of the kind."""
+    if not isinstance(value, kind):
+        name = getattr(kind, "__name__", "Result")
+        raise InputError(f"{what} must be a {name}, got {value!r}")
+
+
 def _grad_norm(oracle: RowOracle, x: jax.Array) -> jax.Array:
     return jnp.linalg.norm(oracle.grad(x))
 
@@ -420,10 +436,7 @@ def _check_same_run(run: _Run, resume: Result) -> None:
     mine = {"algorithm": run.algorithm.name, **hyperparameters(run.algorithm), **run.identity}
     theirs = {"algorithm": resume.algorithm, **resume.hyperparameters, **resume.run}
     for key, value in mine.items():
-        same = value == theirs.get(key)
-        if key == "objective_at_x0":
-            same = np.isclose(value, theirs.get(key, np.nan), rtol=1e-9, atol=1e-12)
-        if not same:
+        if value != theirs.get(key):
             raise InputError(
                 f"resume: {key} is {value!r} here and {theirs.get(key)!r} in the saved result"
             )

@@ -62,5 +62,7 @@ def exact_if_seen(setting: Setting, why: str) -> Exactness:
     absent = np.flatnonzero(setting.p == 0.0)
     if absent.size == 0:
         return Exactness(True, why)
-    names = ", ".join(setting.names[k] for k in absent[:5]) + (", ..." if absent.size > 5 else "")
+    names = ", ".join(setting.names[int(k)] for k in absent[:5]) + (
+        ", ..." if absent.size > 5 else ""
+    )
     return Exactness(False, f"never present: {names}; the target is not reached")

@@ -13,7 +13,7 @@ paper's server variable w, a client with f = 0; its prox of g needs exactly s' =
     push    xtilde += sum / N;  w += alpha (xbar - w);  xbar = prox_g((N xtilde + w)/(N + 1), s')
 
 step: s (default 1/sqrt(m L), m the smallest curvature of F at 0); relax: alpha (default 1.8).
-For a nonconvex f_k take relax <= 1 and step = 0.9 (2 - relax)/(2 L).
+Where f_k need not be convex the defaults are relax 1 and step 0.9 (2 - relax)/(2 L).
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ class FedDR(Algorithm[Server, Client, Array, Array]):
         check(self)
 
     def resolve(self, setting: Setting) -> Self:
-        relax = 1.8 if self.relax is None else self.relax
-        step = 1.0 / balance(setting.constants) if self.step is None else self.step
+        c = setting.constants
+        relax = (1.8 if c.convex else 1.0) if self.relax is None else self.relax
+        usual = 1.0 / balance(c) if c.convex else 0.9 * (2.0 - relax) / (2.0 * c.L)
+        step = usual if self.step is None else self.step
         return replace(self, step=step, relax=relax, g=setting.regularizer)
 
     def exactness(self, setting: Setting) -> Exactness:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedexact.algorithms.common import balance, check, exact_if_seen
@@ -41,7 +42,7 @@ class FedSplit(Algorithm[Server, Client, Array, Array]):
     step: Any = None
     relax: Any = None
     per_client: bool = static(default=False)
-    scales: Any = None  # (N,) the 1/s_k, filled in by `resolve` where per_client
+    scales: np.ndarray | None = None  # (N,) the 1/s_k, filled in by `resolve` where per_client
 
     name: ClassVar[str] = "FedSplit"
     summary: ClassVar[str] = "Peaceman-Rachford (or Douglas-Rachford) splitting; exact"

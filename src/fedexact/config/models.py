@@ -247,7 +247,7 @@ class Experiment(_Table):
     title: str = ""
     rounds: Count = 1000
     tol: Annotated[float, Field(gt=0)] | None = None
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
+    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)] = [0]
     record_every: Count | None = None
     data: DataTable
     problem: ProblemTable

@@ -35,18 +35,24 @@ _PYTHON = {
     LIST: (list, tuple), TEXTS: (list, tuple), TABLE: (dict,),
 }  # fmt: skip
 _SIMPLE = {
-    Any: {NUMBER, LIST}, jax.Array: {NUMBER, LIST}, np.ndarray: set(),
+    Any: {NUMBER}, jax.Array: {NUMBER}, np.ndarray: set(),
     bool: {BOOL}, int: {WHOLE}, float: {NUMBER}, str: {TEXT},
 }  # fmt: skip
+_FILLED_IN = {"scales"}  # by `Algorithm.resolve`, whatever the type says
 
 
 def record_fields(cls: type) -> dict[str, set[str]]:
     """The fields of a record that a file may set, and what may stand there.
 
     Fields of a type that no file can hold are left out; so are pure arrays, which are results.
+    Without a type (Any) a leaf is a number and a static field a list, as groups of coordinates are.
     """
     hints = typing.get_type_hints(cls)
-    allowed = {f.name: _kinds(hints[f.name]) for f in dataclasses.fields(cls) if f.init}
+    allowed = {}
+    for field in dataclasses.fields(cls):
+        if field.init and field.name not in _FILLED_IN:
+            groups = hints[field.name] is Any and field.metadata.get("static", False)
+            allowed[field.name] = {LIST} if groups else _kinds(hints[field.name])
     return {name: allow for name, allow in allowed.items() if allow}
 
 

@@ -30,6 +30,7 @@ from fedexact.result import Result
 from fedexact.solve import Interrupted, Progress, check_fit, setting_of, solve
 
 SAVE_EVERY = 2.0  # seconds between two checkpoints of a run
+START_AGAIN = "leave --resume out to start again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,12 +96,20 @@ def prepare(experiment: Experiment) -> Prepared:
 
 
 def run(prepared: Prepared, store: Store, observer: Observer) -> Outcome:
-    """All runs, those finished in the store taken from there. Raises Interrupted on Ctrl-C, after
-    the run it hit has been kept."""
+    """All runs, those finished in the store taken from there.
+
+    Raises InputError, before the first round, when a saved run is damaged or of other rows, and
+    Interrupted on Ctrl-C, after the run it hit has been kept.
+    """
+    kept = {
+        (label, seed): store.load(label, seed, prepared.problem)
+        for label in prepared.algorithms
+        for seed in prepared.experiment.seeds
+    }
     runs = []
     for label, algorithm in prepared.algorithms.items():
         for seed in prepared.experiment.seeds:
-            saved = store.load(label, seed)
+            saved = kept[label, seed]
             observer.begin(label, seed, prepared.experiment.rounds)
             if saved is None or saved.status == "interrupted":
                 saved = _solve(prepared, store, observer, label, seed, algorithm, saved)
@@ -134,10 +143,27 @@ class Store:
                 f"the output folder {out} cannot be written: {error.strerror}"
             ) from error
 
-    def load(self, label: str, seed: int) -> Result | None:
-        """What has been kept of a run."""
+    def load(self, label: str, seed: int, problem: Problem) -> Result | None:
+        """What has been kept of a run on the problem.
+
+        Raises InputError when it cannot be read, or when the problem's rows were others then.
+        """
         path = self._path(label, seed)
-        return Result.load(path) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            result = Result.load(path)
+        except Exception as error:  # a damaged file makes NumPy, zlib, JSON and Arrow raise anything
+            raise InputError(
+                f"--resume: {path} cannot be read ({error}); delete that file to run {label}, seed "
+                f"{seed}, anew, or {START_AGAIN}"
+            ) from None
+        if result.run.get("rows") != problem.fingerprint:
+            raise InputError(
+                f"--resume: the rows have changed since the run in {self.out} ({label}, seed "
+                f"{seed}); {START_AGAIN}"
+            )
+        return result
 
     def save(self, label: str, seed: int, result: Result) -> None:
         """Keeps a run, finished or not."""
@@ -151,7 +177,7 @@ class Store:
         if not self._asked.is_file():
             raise InputError(f"--resume: {self.out} holds no run that could be resumed")
         remove_parts(self.folder)
-        there = _flat(tomllib.loads(self._asked.read_text(encoding="utf-8")))
+        there = _flat(self._read_asked())
         here = _flat(tomllib.loads(experiment.to_toml()))
         differ = [
             f"  {key}: {there.get(key, 'nothing')} there, {here.get(key, 'nothing')} here"
@@ -162,8 +188,16 @@ class Store:
             raise InputError(
                 f"--resume: the run in {self.out} is of another experiment:\n"
                 + "\n".join(differ)
-                + "\ngive another --out, or leave --resume out to start again"
+                + f"\ngive another --out, or {START_AGAIN}"
             )
+
+    def _read_asked(self) -> dict[str, Any]:
+        try:
+            return tomllib.loads(self._asked.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"--resume: {self._asked} is damaged ({error}); {START_AGAIN}"
+            ) from None
 
 
 def _solve(

@@ -11,6 +11,9 @@ import pyarrow as pa
 
 from fedexact.data.tables import kind, nearest, need_column
 from fedexact.errors import InputError
+from fedexact.layout import LARGEST
+
+TOO_LARGE = f"is larger than {LARGEST:g} in modulus, its square overflows; rescale the column"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +130,8 @@ def design(table: pa.Table, columns: Sequence[str], spec: Features, place: Place
 
 
 def numbers(column: pa.ChunkedArray, name: str, place: Place) -> np.ndarray:
-    """(n,) float64 of a number or true/false column without missing cells, all finite."""
+    """(n,) float64 of a number or true/false column without missing cells, all finite and of a size
+    that can be squared."""
     what = kind(column.type)
     if what not in ("number", "true/false"):
         raise InputError(
@@ -140,6 +144,8 @@ def numbers(column: pa.ChunkedArray, name: str, place: Place) -> np.ndarray:
             f"{place(i)}, column {name!r}: {values[i]} is not a finite number; correct it, or, if "
             "it stands for a missing cell, leave it blank or list its spelling in missing_values"
         )
+    for i in np.flatnonzero(np.abs(values) > LARGEST).tolist()[:1]:
+        raise InputError(f"{place(i)}, column {name!r}: {values[i]} {TOO_LARGE}")
     return values
 
 

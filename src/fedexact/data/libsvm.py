@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fedexact.data.columns import TOO_LARGE
 from fedexact.data.tables import client_files, existing
 from fedexact.errors import InputError, check_count
+from fedexact.layout import LARGEST
 
 SUFFIXES = {".libsvm": "libsvm", ".svm": "libsvm", ".svmlight": "libsvm", ".txt": "libsvm"}
 MAX_CELLS = 500_000_000  # of the dense matrix: 4 GB
@@ -50,12 +52,13 @@ def _read_one(file: Path, n_features: int | None):
         raise InputError(f"{file}: not a readable LIBSVM file: {error}") from error
     if len(y) == 0:
         raise InputError(f"{file}: the file has no rows")
-    bad = np.flatnonzero(~np.isfinite(X.data))
-    if len(bad):
-        row = int(np.searchsorted(X.indptr, bad[0], side="right"))
-        raise InputError(
-            f"{file}, row {row}, column x{X.indices[bad[0]] + 1}: {X.data[bad[0]]} is not finite"
-        )
+    for bad, why in (
+        (~np.isfinite(X.data), "is not finite"),
+        (np.abs(X.data) > LARGEST, TOO_LARGE),
+    ):
+        for i in np.flatnonzero(bad).tolist()[:1]:
+            row = int(np.searchsorted(X.indptr, i, side="right"))
+            raise InputError(f"{file}, row {row}, column x{X.indices[i] + 1}: {X.data[i]} {why}")
     return X, y
 
 

@@ -14,6 +14,8 @@ import numpy as np
 
 from fedexact.errors import InputError
 
+SMALLEST = 1e-140  # standard deviation: below, squares lose digits to underflow
+
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
@@ -74,7 +76,8 @@ def pooled_moments(
 ) -> Moments:
     """Merges the clients' sums exactly; `standardize` names the columns to standardise, or all.
 
-    Raises InputError for a column to standardise that is constant over all rows.
+    Raises InputError for a column to standardise that is constant over all rows, or so nearly so
+    that rounding or underflow of the squares takes its standard deviation.
     """
     count = sum(s.count for s in sums)
     mean = np.sum([s.total for s in sums], axis=0) / count
@@ -84,9 +87,10 @@ def pooled_moments(
         chosen = np.full(len(columns), standardize)
     else:
         chosen = np.array([c in standardize for c in columns], dtype=bool)
-    for j in np.flatnonzero(chosen & (sd <= 1e-14 * np.abs(mean))).tolist():
+    for j in np.flatnonzero(chosen & (sd <= np.maximum(1e-14 * np.abs(mean), SMALLEST))).tolist():
         raise InputError(
-            f"column {columns[j]!r} is {mean[j]:g} in all {count} rows and cannot be standardised; "
-            "leave it out of the features"
+            f"column {columns[j]!r} cannot be standardised: its mean is {mean[j]:g} and its "
+            f"computed standard deviation {sd[j]:g} in {count} rows; leave it out of the features "
+            "if it is constant, else rescale it or subtract a constant"
         )
     return Moments(tuple(columns), count, mean, sd, chosen)

@@ -152,4 +152,4 @@ def reject(where: str, y: np.ndarray, bad: np.ndarray, why: str) -> None:
     """Raises InputError for the first target marked in the mask `bad` (m,)."""
     if np.any(bad):
         row = int(np.argmax(bad))
-        raise InputError(f"{where}: target {y[row]} in row {row} {why}")
+        raise InputError(f"{where}: target {y[row]} in row {row} (of this client, from 0) {why}")
