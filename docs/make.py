@@ -25,11 +25,9 @@ def run(*arguments: str) -> str:
 
 
 def table(printed: str) -> str:
-    """The last table of the output: from the line of its heads to the blank line behind it."""
-    lines = [line.rstrip() for line in printed.splitlines()]
-    start = max(i for i, line in enumerate(lines) if line.lstrip().startswith("algorithm"))
-    stop = next(i for i in range(start, len(lines)) if not lines[i])
-    return "\n".join(lines[start:stop])
+    """The part of the output between blank lines in which the algorithms stand."""
+    lines = "\n".join(line.rstrip() for line in printed.splitlines())
+    return next(part for part in lines.split("\n\n") if "algorithm" in part and "verdict" in part)
 
 
 def insert(path: Path, name: str, text: str) -> None:

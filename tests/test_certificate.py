@@ -272,7 +272,7 @@ def test_dual_gap_is_sound_and_closes(loss: str, g: Regularizer) -> None:
         assert gap < 1e-11 or np.linalg.norm(x - solution) > 1e-9
 
 
-def test_lasso_with_more_columns_than_rows_is_certified_by_its_objective() -> None:
+def test_small_objective_gap_is_no_claim_about_the_coefficients() -> None:
     rng = np.random.default_rng(7)
     X = rng.normal(size=(20, 40))
     X[:, 1] = X[:, 0]  # not even unique
@@ -280,12 +280,19 @@ def test_lasso_with_more_columns_than_rows_is_certified_by_its_objective() -> No
     for loss, targets in (("squared", y), ("logistic", (y > 0).astype(float))):
         problem = Problem(split(X, targets, 2), loss=loss, regularizer=L1(0.05))
         solution = reference(problem)
-        certificate = certify(problem, solution)
-        assert certificate.verdict == "certified"
-        assert certificate.distance_bound is None
-        assert "relative objective" in certificate.reason
+        other = solution.copy()  # as good, and elsewhere
+        other[:2] = solution[:2].sum(), 0.0
+        assert np.linalg.norm(other - solution) > 0.1
+        for x in (solution, other):
+            certificate = certify(problem, x)
+            assert certificate.verdict == "cannot certify"
+            assert certificate.distance_bound is None
+            assert "the objective is within" in certificate.reason
+            assert "nothing bounds the distance" in certificate.reason
+            assert "add l2" in certificate.reason
         worse = certify(problem, solution + 1e-3)
         assert worse.verdict == "not certified"
+        assert certify(problem, solution + 1e-3, tol=1.0).verdict == "cannot certify"
         assert worse.objective_gap_bound is not None
         assert worse.objective_gap_bound >= problem.objective(solution + 1e-3) - problem.objective(
             solution
@@ -298,7 +305,7 @@ def test_bounded_domains_bound_the_objective() -> None:
     for g in (Box(-0.05, 0.05), L2Ball(0.1)):
         problem = Problem(split(X, y, 2), regularizer=g)
         solution = reference(problem)
-        assert certify(problem, solution).verdict == "certified"
+        assert certify(problem, solution).verdict == "cannot certify"
         x = 0.5 * solution
         gap = certify(problem, x).objective_gap_bound
         assert gap is not None
@@ -346,6 +353,69 @@ def test_data_without_noise_are_judged_by_the_relative_distance() -> None:
     assert certificate.verdict == "certified"
     assert "relative distance" in certificate.reason
     assert certify(exact, np.ones(4) + 1e-3).verdict == "not certified"
+
+
+def small_problem(size: float, g: Regularizer | None, l2: float) -> Problem:
+    """More columns than rows, so without standard errors; targets of the given size."""
+    rng = np.random.default_rng(22)
+    return Problem(split(rng.normal(size=(6, 9)), size * rng.normal(size=6)), regularizer=g, l2=l2)
+
+
+@pytest.mark.parametrize("l2", [0.1, 0.0], ids=["bounded", "only from below"])
+def test_verdict_does_not_depend_on_the_unit_of_the_targets(l2: float) -> None:
+    unit = small_problem(1.0, L1(0.02), l2)
+    solution = reference(unit)
+    points = [solution, solution + 1e-7, solution + 1e-3, np.zeros(9)]
+    expected = [certify(unit, x) for x in points]
+    solved = "certified" if l2 else "cannot certify"
+    assert expected[0].verdict == solved
+    assert [c.verdict for c in expected[2:]] == ["not certified"] * 2
+    for size in (2.0**-40, 2.0**40):  # powers of 2, so that even the rounding is the same
+        problem = small_problem(size, L1(0.02 * size), l2)
+        for x, certificate in zip(points, expected, strict=True):
+            assert certify(problem, size * x).reason == certificate.reason
+
+
+def test_zero_is_not_close_to_a_small_minimiser() -> None:
+    for g in (None, ElasticNet(1e-10, 0.5)):
+        problem = small_problem(1e-8, g, 0.1)
+        assert 0 < np.linalg.norm(reference(problem)) < 1e-7
+        assert certify(problem, reference(problem)).verdict == "certified"
+        assert certify(problem, np.zeros(9)).verdict == "not certified"
+    problem = small_problem(1e-8, ElasticNet(1e-6, 0.9), 0.0)  # here it is the minimiser
+    assert certify(problem, np.zeros(9)).verdict == "certified"
+
+
+def test_zero_minimiser_of_the_smooth_part() -> None:
+    nothing = small_problem(0.0, None, 0.1)
+    certificate = certify(nothing, np.zeros(9))
+    assert (certificate.verdict, certificate.distance_bound) == ("certified", 0.0)
+    assert certify(nothing, np.full(9, 1e-3)).verdict == "not certified"
+    assert certify(small_problem(0.0, Box(1.0, 2.0), 0.1), np.zeros(9)).verdict == "not certified"
+    X, y = stacked(make("huber", 23))
+    y = 0.1 * (y - X @ np.linalg.lstsq(X, y)[0]) / np.abs(y).max()  # gradient at 0: rounding
+    problem = Problem(split(X, y), loss="huber")
+    assert 0 < np.linalg.norm(problem.grad(np.zeros(4))) < 1e-16
+    assert certify(problem, np.zeros(4)).verdict == "certified"
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize("g", [None, L1(1e-4)], ids=["none", "l1"])
+def test_rounding_is_told_from_a_run_that_is_too_short(loss: str, g: Regularizer | None) -> None:
+    X, y = stacked(make(loss, 24))
+    years = np.column_stack([X[:, 1], 2000.0 + X[:, 2], (2000.0 + X[:, 2]) ** 2])
+    options: dict[str, Any] = {"loss": loss, "regularizer": g, "fit_intercept": True}
+    problem = Problem(split(years, y), **options)
+    solution = reference(problem)
+    certificate = certify(problem, solution)
+    assert certificate.verdict != "certified"
+    assert "below its own rounding error" in certificate.reason
+    assert "standardise the columns" in certificate.reason
+    assert "run longer" not in certificate.reason
+    assert "run longer" in certify(problem, solution + np.array([1.0, 0, 0, 0])).reason
+    standardised = (years - years.mean(axis=0)) / years.std(axis=0)
+    cured = Problem(split(standardised[:, :2], y), **options)
+    assert certify(cured, reference(cured)).verdict == "certified"
 
 
 # --- verdicts -------------------------------------------------------------------------------------

@@ -389,17 +389,69 @@ def test_resume_of_nothing_is_refused(folder: Path) -> None:
     assert not (folder / "out").exists()
 
 
-def test_resume_notices_that_the_data_have_changed(folder: Path) -> None:
-    signalled = pytest.MonkeyPatch()
-    with signalled.context() as patch:
-        patch.setattr(cli._Lines, "begin", cli._Lines.begin)
-        patch.setattr(cli._Lines, "advance", cli._Lines.advance)
-        signal_at("FOCUS", 10, signal.SIGINT)
-        assert run(folder).exit_code == 130
-    edit(folder, "A,40,0,0", "A,41,0,1", "table.csv")
-    done = run(folder, "--resume")
+@pytest.mark.parametrize("interrupted", [True, False])
+@pytest.mark.parametrize(("old", "new"), [("A,40,0,0", "A,40,0,1"), ("C,", "D,")])
+def test_resume_notices_that_the_data_have_changed(
+    interrupted: bool, old: str, new: str, folder: Path
+) -> None:
+    """Other labels or another name, while a run is unfinished and when all are."""
+    if interrupted:
+        with pytest.MonkeyPatch().context() as patch:
+            patch.setattr(cli._Lines, "begin", cli._Lines.begin)
+            patch.setattr(cli._Lines, "advance", cli._Lines.advance)
+            signal_at("FedAvg", 10, signal.SIGINT)
+            assert run(folder).exit_code == 130
+    else:
+        succeeded(run(folder))
+    before = contents(folder / "out")
+    edit(folder, old, new, "table.csv")
+    refused(run(folder, "--resume"), "--resume: the rows or the clients have changed", "FedAvg")
+    assert contents(folder / "out") == before
+
+
+def contents(out: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def refused(done: Done, *words: str) -> None:
     assert done.exit_code == 2
-    assert "in the saved result" in done.stderr
+    assert done.stderr.startswith("error: --resume: ")
+    for word in (*words, "leave --resume out to start again"):
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize("damage", [b"rounds = = 3", b"\xff\xfe", b""])
+def test_resume_with_a_damaged_experiment(damage: bytes, folder: Path) -> None:
+    succeeded(run(folder))
+    (folder / "out" / "runs" / "experiment.toml").write_bytes(damage)
+    refused(run(folder, "--resume"), "experiment.toml" if damage else "another experiment")
+
+
+def test_resume_with_a_damaged_checkpoint(folder: Path) -> None:
+    """At every place of the file that is hit: one message, or nothing that matters was hit."""
+    succeeded(run(folder))
+    prepared = config.prepare(config.load(folder / "three.toml"))
+    store = config.Store(folder / "out", prepared.experiment, resume=True)
+    path = folder / "out" / "runs" / "02-FOCUS-seed0.npz"
+    whole = path.read_bytes()
+    kept = store.load("FOCUS", 0, prepared.problem)
+    assert kept is not None
+    for start in range(0, len(whole), len(whole) // 40):
+        path.write_bytes(whole[:start] + b"\xa5" * 8 + whole[start + 8 :])
+        try:
+            hit = store.load("FOCUS", 0, prepared.problem)
+        except fx.InputError as error:
+            assert f"delete {path} to run FOCUS, seed 0, anew" in str(error)
+        else:
+            assert hit is not None
+            np.testing.assert_array_equal(hit.x, kept.x)
+    path.write_bytes(whole[:-100])
+    refused(run(folder, "--resume"), f"delete {path}")
+    path.unlink()
+    succeeded(run(folder, "--resume"))
+    again = store.load("FOCUS", 0, prepared.problem)
+    assert again is not None
+    np.testing.assert_array_equal(again.x, kept.x)
 
 
 def test_old_results_are_replaced_as_a_whole_or_not_at_all(
@@ -441,6 +493,9 @@ def lacking_column(folder: Path) -> None:
 BAD: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "NaN": (
         lambda f: edit(f, "A,40,0,0", "A,NaN,0,0", "table.csv"), ["client 'A'", "'age'", "nan"]
+    ),
+    "too large": (
+        lambda f: edit(f, "A,40,0,0", "A,4e200,0,0", "table.csv"), ["client 'A'", "'age'", "4e+200"]
     ),
     "different columns": (lacking_column, ["south.csv", "'dose'"]),
     "a short row": (lambda f: edit(f, "A,40,0,0", "A,40,0", "table.csv"), ["table.csv", "columns"]),

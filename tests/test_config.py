@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -199,7 +200,23 @@ DERIVED = {"g", "scales"}  # what `resolve` fills in
 def test_every_field_of_every_record_can_be_set(registry: str, name: str) -> None:
     cls = REGISTRIES[registry][name]
     fields = {f.name for f in dataclasses.fields(cls) if f.init}
-    assert fields - set(record_fields(cls)) <= DERIVED
+    assert fields - set(record_fields(cls)) == fields & DERIVED
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text()
+TABLES = {
+    "participation": fx.PARTICIPATIONS, "regularizer": fx.REGULARIZERS, "partition": PARTITIONS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("heading", TABLES)
+def test_the_documentation_lists_the_keys_of_every_record(heading: str) -> None:
+    table = PAGE.split(f"| {heading} |")[1].split("\n\n")[0]
+    listed = {}
+    for line in table.splitlines()[2:]:
+        name, keys, _ = (cell.strip() for cell in line.strip("|").split(" | "))
+        listed[name.strip("`")] = re.findall(r"`(\w+)`", keys)
+    assert listed == {name: list(record_fields(cls)) for name, cls in TABLES[heading].items()}
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -235,7 +252,27 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "text for a number": (
         edited('name = "FOCUS"', 'name = "FOCUS"\nlr = "fast"'),
-        "FOCUS: lr must be .*got 'fast'",
+        "FOCUS: lr must be a number, got 'fast'",
+    ),
+    "a list for a hyperparameter": (
+        edited('name = "FOCUS"', 'name = "FOCUS"\nlr = [0.1, 0.2]'),
+        r"algorithms \(entry 2\): FOCUS: lr must be a number, got \[0.1, 0.2\]",
+    ),
+    "true for a hyperparameter": (
+        edited('name = "FOCUS"', 'name = "FOCUS"\nlr = true'),
+        "FOCUS: lr must be a number, got True",
+    ),
+    "a list for a strength": (
+        edited("l2 = 0.1", 'regularizer = { name = "l1", strength = [0.1, 0.2] }'),
+        "problem.regularizer: l1: strength must be a number, got",
+    ),
+    "a number for groups": (
+        edited("l2 = 0.1", 'regularizer = { name = "group_lasso", strength = 0.1, groups = 2 }'),
+        "problem.regularizer: group_lasso: groups must be a list, got 2",
+    ),
+    "scales filled in by the library": (
+        edited('name = "FOCUS"', 'name = "FedSplit"\nscales = 1.0'),
+        "FedSplit: scales = 1.0: unknown key. Keys: step, relax, per_client$",
     ),
     "fraction for a count": (
         edited('name = "FOCUS"', 'name = "FOCUS"\nlocal_steps = 2.5'),
@@ -272,6 +309,10 @@ BAD: dict[str, tuple[str, str]] = {
     "rounds": (edited("30", "0"), "rounds: should be greater than or equal to 1, got 0"),
     "rounds as text": (edited("30", '"30"'), "rounds: should be a valid integer, got '30'"),
     "seeds": (edited("rounds = 30", "seeds = [1, 1]"), "seeds: 1 occurs twice"),
+    "seed beyond 63 bits": (
+        edited("rounds = 30", "seeds = [9223372036854775808]"),
+        r"seeds \(entry 1\): should be less than",
+    ),
     "negative seed": (edited("rounds = 30", "seeds = [-1]"), r"seeds \(entry 1\): .*got -1"),
     "standardize": (edited("true", '"yes"'), "data.standardize: .*boolean or .*list, got 'yes'"),
     "features": (edited('["age", "dose"]', "[1, 2]"), "data.features: columns must be a list of t"),

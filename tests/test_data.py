@@ -292,7 +292,14 @@ BAD_TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
     "both": (TABLE, {"partition": data.Iid(2)}, "'site' and a partition exclude each other"),
     "constant": (
         TABLE.replace("50", "60").replace("70", "60").replace("80", "60"), {"standardize": True},
-        "'age' is 60 in all 4 rows and cannot be standardised",
+        "'age' cannot be standardised: its mean is 60 and its computed standard deviation 0 in 4",
+    ),
+    "too large to be squared": (
+        TABLE.replace("A,70", "A,7e200"), {"standardize": True},
+        r"client 'A', row 3, column 'age': 7e\+200 is larger than 1e\+100 .* rescale the column",
+    ),
+    "target too large": (
+        TABLE.replace("3.5", "-1e101"), {}, r"client 'A', row 3, column 'y': -1e\+101 is larger"
     ),
     "standardize": (TABLE, {"standardize": ["ages"]}, "standardize: unknown value 'ages'.*'age'"),
     "target among features": (TABLE, {"features": ["age", "y"]}, "'y' is the target or client"),
@@ -311,6 +318,22 @@ def test_a_bad_table_is_refused_with_place_and_value(case: str, tmp_path: Path) 
     text, settings, message = BAD_TABLES[case]
     with pytest.raises(fx.InputError, match=message):
         data.from_csv(csv(tmp_path, text), **{"target": "y", "client": "site", **settings})
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-150])
+def test_a_tiny_column_that_varies_is_not_called_constant(scale: float) -> None:
+    """Its squares underflow, to 0 or to numbers of a few digits."""
+    sums = [data.client_sums(scale * np.arange(6.0)[:, None])]
+    with pytest.raises(fx.InputError, match="'a' cannot be standardised.*else rescale it") as caught:
+        data.pooled_moments(sums, ["a"])
+    assert "in all" not in str(caught.value)
+    assert data.pooled_moments(sums, ["a"], standardize=False).count == 6
+
+
+def test_the_smallest_column_that_is_standardised_is_standardised_well() -> None:
+    X = 1e-139 * np.arange(6.0)[:, None]
+    moments = data.pooled_moments([data.client_sums(X)], ["a"])
+    np.testing.assert_allclose(moments.apply(X).std(), 1.0, rtol=1e-12)
 
 
 def test_an_identifier_is_no_feature() -> None:
@@ -352,6 +375,8 @@ def test_missing_files_are_named_with_the_nearest(tmp_path: Path) -> None:
     [
         ("1 1:2\n1 x:3\n", "not a readable LIBSVM"),
         ("1 1:2\n0 2:nan\n", "row 2, column x2: nan"),
+        ("1 1:2\n0 2:1e200\n", r"row 2, column x2: 1e\+200 is larger than 1e\+100"),
+        ("1 1:2\n1e200 2:1\n", r"row 2, column 'y': 1e\+200 is larger than 1e\+100"),
         ("# nothing\n", "no rows"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import sys
 import types
 from pathlib import Path
@@ -44,3 +45,19 @@ def test_code_on_the_other_pages_runs(page: str, tmp_path: Path, monkeypatch) ->
 def test_code_in_the_readme_runs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(python_blocks(ROOT / "README.md"), "README.md", "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.slow
+def test_the_table_in_the_readme_is_what_the_command_prints(tmp_path: Path) -> None:
+    """All but the distances, which are rounding where the run has converged."""
+    make = runpy.run_path(str(ROOT / "docs/make.py"))
+    printed = make["table"](make["run"]("run", "--out", str(tmp_path)))
+    written = re.search(r"```text\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert written is not None
+
+    def cells(table: str) -> list[list[str]]:
+        lines = [line.split(maxsplit=8) for line in table.splitlines()]
+        return [[*line[:5], line[8]] for line in lines if line and line[0] in fx.ALGORITHMS]
+
+    assert len(cells(printed)) == 6
+    assert cells(printed) == cells(written[1])

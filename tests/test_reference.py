@@ -270,6 +270,33 @@ def test_linearly_dependent_columns_are_named(loss: str) -> None:
     assert np.linalg.norm(cured.grad(reference(cured))) <= 1e-14 * size
 
 
+@pytest.mark.parametrize("loss", ["squared", "logistic", "multinomial"])
+def test_constant_column_is_named_and_not_the_intercept(loss: str) -> None:
+    problem = make(loss, 13)
+    X, y = stacked(problem)
+    for value in (1.0, 3.0, 1e-3):
+        columns = np.column_stack([X[:, 1], np.full(N, value), X[:, 2]])
+        names = ["age", "site", "dose"]
+        with pytest.raises(
+            InputError, match=r"deficiency\): 'site' can.* and the intercept in the"
+        ):
+            reference(
+                Problem(split(columns, y), loss=loss, fit_intercept=True, feature_names=names)
+            )
+    dummies = np.column_stack([np.arange(N) % 2 == 0, np.arange(N) % 2 == 1]).astype(float)
+    with pytest.raises(InputError, match=r"deficiency\): 'x[01]' can"):
+        reference(Problem(split(dummies, y), loss=loss, fit_intercept=True))
+
+
+def test_one_of_several_minimisers_of_the_lasso() -> None:
+    X, y = stacked(make("squared", 17))
+    twice = np.column_stack([X[:, 1], X[:, 1]])
+    x = reference(Problem(split(twice, y), regularizer=L1(0.05)))
+    single = reference(Problem(split(X[:, 1:2], y), regularizer=L1(0.05)))
+    assert_allclose(x.sum(), single[0], rtol=1e-12)
+    assert np.all(x * single[0] >= 0)
+
+
 def test_fewer_rows_than_columns_is_rank_deficiency() -> None:
     rng = np.random.default_rng(14)
     with pytest.raises(InputError, match="rank deficiency"):

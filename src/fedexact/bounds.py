@@ -71,6 +71,16 @@ EPS = float(np.finfo(float).eps)
 OVERFLOW = 1e150  # of a gradient: its square is still finite
 DENSE_LIMIT = 2000  # the largest d for which a (d, d) Hessian is formed and decomposed
 
+TOO_FAR = (
+    "x is too far from a minimiser for a bound, or there is none at a finite point (separation, "
+    "rank deficiency): run longer, or add l2"
+)
+SETTLED_WITHOUT_BOUND = (
+    "the gradient at x is below its own rounding error, and yet no bound follows: the problem is "
+    "too badly conditioned, or there is no minimiser at a finite point (separation, rank "
+    "deficiency); standardise the columns, or add l2"
+)
+
 
 # --- one pass over the clients --------------------------------------------------------------------
 
@@ -148,6 +158,7 @@ class Point(NamedTuple):
     noise: np.ndarray  # (d,) bound on the error of v
     fall: float  # bound on Phi(x) - Phi(y), inf where x is outside the domain
     smooth: bool  # g = 0
+    settled: bool  # v and x - y are within their rounding errors: a better x cannot be told
 
 
 def gradient_mapping(problem: Problem, x: np.ndarray, here: Pass, step: float) -> np.ndarray:
@@ -162,7 +173,8 @@ def point(problem: Problem, x: np.ndarray, here: Pass, step: float) -> Point | N
     passes."""
     g = problem.regularizer
     if isinstance(g, Zero):
-        return Point(x, x, np.zeros_like(x), here.grad, here.rounding, 0.0, True)
+        settled = bool(np.all(np.abs(here.grad) <= here.rounding))
+        return Point(x, x, np.zeros_like(x), here.grad, here.rounding, 0.0, True, settled)
     # The first step finds the kinks and active bounds of g near x; from there on the subgradient
     # of the second is not one of moving onto them.
     first = proximal(g, x - step * here.grad, step)
@@ -179,7 +191,9 @@ def point(problem: Problem, x: np.ndarray, here: Pass, step: float) -> Point | N
     noise = there.rounding + (slip + 2.0 * np.linalg.norm(slip)) / step
     offset, pull = np.abs(x - y) + slip, (u - y) / step
     fall = _fall(problem, x, y, here) + float((np.abs(here.grad) + np.abs(pull)) @ slip)
-    return Point(x, y, offset, there.grad + pull, noise, fall, False)
+    v = there.grad + pull
+    settled = bool(np.all(np.abs(v) <= noise) and np.all(np.abs(x - y) <= step * noise))
+    return Point(x, y, offset, v, noise, fall, False, settled)
 
 
 def _fall(problem: Problem, x: np.ndarray, y: np.ndarray, here: Pass) -> float:
@@ -308,6 +322,20 @@ def scatter(g: OnCoordinates, values: np.ndarray, outside: np.ndarray) -> np.nda
     return out
 
 
+def model_size(problem: Problem, x: np.ndarray) -> float:
+    """max(|x|, |grad F(0)| / L_F), what a distance of x is relative to; takes a pass.
+
+    It scales with the unit of x. Without g it is at most max(|x|, |x*|) where L_F is global,
+    because |grad F(0)| <= L_F |x*|. Where grad F(0) is all rounding, the sizes of the terms that
+    cancel in it take its place.
+    """
+    origin = one_pass(problem, np.zeros_like(x))
+    grad, L = origin.grad, problem.constants().L_F
+    if np.all(np.abs(grad) <= origin.rounding):
+        grad = origin.rounding / rounding_factor(problem)
+    return max(float(np.linalg.norm(x)), float(np.linalg.norm(grad)) / L if L > 0 else 0.0)
+
+
 # --- balls around x in which x* lies --------------------------------------------------------------
 
 
@@ -346,7 +374,9 @@ def hessian_ball(problem: Problem, at: Point) -> Local:
     M = metric(problem.hessian(at.y) + np.diag(bend), rounding_factor(problem))
     if M is None:
         return Local(
-            None, "the Hessian at x is singular, so the minimiser need not be unique: add l2"
+            None,
+            "the Hessian at x is singular up to rounding, so the minimiser need not be unique: "
+            "add l2",
         )
     if isinstance(problem.loss, Huber):
         return _huber_ball(problem, at, M, bend)
@@ -358,11 +388,7 @@ def hessian_ball(problem: Problem, at: Point) -> Local:
     lam = M.dual_norm(at.v, at.noise)
     least = _least(at, M, kappa) if at.smooth else 0.0
     if lam * kappa / M.trust >= 1.0:
-        why_not = (
-            "x is too far from a minimiser for a bound, or there is none at a finite point "
-            "(separation, rank deficiency): run longer, or add l2"
-        )
-        return Local(None, why_not, least)
+        return Local(None, SETTLED_WITHOUT_BOUND if at.settled else TOO_FAR, least)
     return Local(_ball(at, M, lam, kappa, newton=at.smooth), "", least)
 
 
@@ -400,7 +426,7 @@ def _huber_ball(problem: Problem, at: Point, M: Metric, bend: np.ndarray) -> Loc
     A = metric(total / problem.n_clients + np.diag(bend), rounding_factor(problem))
     far = (
         "rows pass between the quadratic and the linear part of the Huber loss too near x for a "
-        "bound: run longer, or add l2"
+        f"bound: {'' if at.settled else 'run longer, or '}add l2"
     )
     if A is None:
         return Local(None, far)

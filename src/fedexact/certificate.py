@@ -24,6 +24,7 @@ from fedexact.bounds import (
     hessian_ball,
     least_distance,
     metric,
+    model_size,
     one_pass,
     point,
     ridge_ball,
@@ -36,6 +37,11 @@ from fedexact.problem import Problem
 
 CERTIFIED, NOT_CERTIFIED, CANNOT_CERTIFY = "certified", "not certified", "cannot certify"
 SHOWN = 8  # client names in the printed form
+RUN_LONGER = ": run longer or with an exact algorithm"
+SETTLED = (
+    ", but the gradient at x is below its own rounding error: conditioned like this, no more can "
+    "be proven; standardise the columns, add l2, or allow a larger tol"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,10 +118,11 @@ class Certificate:
 def certify(problem: Problem, x: Any, tol: float = 1e-6, absent: Iterable[str] = ()) -> Certificate:
     """Bounds the distance of x to the pooled answer and judges it.
 
-    Certified: the bound is at most `tol`, in standard errors where they exist, else relative,
-    |x - x*| <= tol max(1, |x|), and if only the objective is bounded, gap <= tol max(F + g, F(0));
-    and nobody is absent. Not certified: the bound is larger, or every minimiser is demonstrably
-    farther away. Cannot certify: no bound can be given.
+    Certified: |x - x*| is bounded by `tol`, in standard errors where they exist, else relative,
+    |x - x*| <= tol max(|x|, |grad F(0)| / L_F); and nobody is absent. Not certified: the bound is
+    larger, or every minimiser is demonstrably farther away, or, where nothing bounds the distance,
+    the gap of the objective exceeds tol max(F + g, F(0)). Cannot certify: nothing bounds the
+    distance; a small gap of the objective does not.
 
     Args:
         x: (d,) the model.
@@ -165,6 +172,7 @@ class _Evidence(NamedTuple):
     step: float
     ball: Ball | None
     why_not: str  # why there is no ball
+    settled: bool  # the gradient is all rounding
     least: float  # lower bound on the distance to any minimiser
     units: _Units | None
     gap: float  # bound on the objective gap, inf if none
@@ -175,7 +183,7 @@ def _gather(problem: Problem, x: np.ndarray) -> _Evidence:
     at = point(problem, x, here, step) if here.finite else None
     if at is None:
         why = "the loss or its gradient overflows near x: start nearer to 0, or scale the features"
-        return _Evidence(np.inf, step, None, why, 0.0, None, np.inf)
+        return _Evidence(np.inf, step, None, why, False, 0.0, None, np.inf)
     mapping = float(np.linalg.norm(gradient_mapping(problem, x, here, step)))
     ball, why_not, least = _local(problem, at)
     least = max(least, least_distance(problem, here, mapping, step))
@@ -185,7 +193,8 @@ def _gather(problem: Problem, x: np.ndarray) -> _Evidence:
         gap = at.fall + behind if np.isfinite(behind) else np.inf
         if not at.smooth:
             gap = min(gap, dual_gap(problem, x, here))
-    return _Evidence(mapping, step, ball, why_not, least, _units(problem, x, ball), gap)
+    units = _units(problem, x, ball)
+    return _Evidence(mapping, step, ball, why_not, at.settled, least, units, gap)
 
 
 def _step(problem: Problem, x: np.ndarray) -> float:
@@ -253,34 +262,44 @@ def _judge(
         was = "client {} was" if len(absent) == 1 else "clients {} were"
         named = ", ".join(repr(name) for name in absent)
         return CANNOT_CERTIFY, was.format(named) + " never present: the target is not reached"
-    bound, unit = _measure(problem, x, evidence)
+    advice = SETTLED if evidence.settled else RUN_LONGER
+    bound, unit = _distance(problem, x, evidence)
     if bound is not None and bound <= tol:
         return CERTIFIED, f"within {bound:.2g} {unit} of the pooled answer, tol {tol:.2g}"
     if bound is not None:
-        return NOT_CERTIFIED, (
-            f"x may be {bound:.2g} {unit} from the pooled answer, tol {tol:.2g}: run longer or "
-            "with an exact algorithm"
-        )
-    scale = max(1.0, float(np.linalg.norm(x)))
-    if evidence.least > tol * scale:
-        return NOT_CERTIFIED, (
-            f"every minimiser is at least {evidence.least / scale:.2g} (relative) from x, tol "
-            f"{tol:.2g}: run longer or with an exact algorithm"
-        )
-    return CANNOT_CERTIFY, evidence.why_not
+        far = f"x may be {bound:.2g} {unit} from the pooled answer, tol {tol:.2g}"
+        return NOT_CERTIFIED, far + advice
+    least = _relative(problem, x, evidence.least)
+    if least > tol:
+        far = f"every minimiser is at least {least:.2g} (relative) from x, tol {tol:.2g}"
+        return NOT_CERTIFIED, far + RUN_LONGER
+    if not np.isfinite(evidence.gap):
+        return CANNOT_CERTIFY, evidence.why_not
+    scale = max(abs(problem.objective(x)), problem.value(np.zeros(problem.dim)))
+    gap = evidence.gap / scale if scale > 0 else 0.0
+    if gap > tol:
+        far = f"the objective may be {gap:.2g} (relative) above its minimum, tol {tol:.2g}"
+        return NOT_CERTIFIED, far + advice
+    return CANNOT_CERTIFY, (
+        f"the objective is within {gap:.2g} (relative) of its minimum, but nothing bounds the "
+        f"distance of the coefficients; {evidence.why_not}"
+    )
 
 
-def _measure(problem: Problem, x: np.ndarray, evidence: _Evidence) -> tuple[float | None, str]:
-    """The bound that decides and its unit."""
+def _distance(problem: Problem, x: np.ndarray, evidence: _Evidence) -> tuple[float | None, str]:
+    """The bound on the distance that decides, and its unit."""
     if evidence.units is not None and evidence.units.bounds is not None:
         return float(evidence.units.bounds.max()), "standard errors"
-    if evidence.ball is not None:
-        relative = evidence.ball.distance / max(1.0, float(np.linalg.norm(x)))
-        return relative, "(relative distance)"
-    if np.isfinite(evidence.gap):
-        scale = max(abs(problem.objective(x)), problem.value(np.zeros(problem.dim)))
-        return evidence.gap / scale if scale > 0 else 0.0, "(relative objective)"
-    return None, ""
+    if evidence.ball is None:
+        return None, ""
+    return _relative(problem, x, evidence.ball.distance), "(relative distance)"
+
+
+def _relative(problem: Problem, x: np.ndarray, distance: float) -> float:
+    if distance == 0.0:
+        return 0.0
+    size = model_size(problem, x)
+    return distance / size if size > 0 else np.inf
 
 
 def _check_absent(problem: Problem, absent: Iterable[str]) -> tuple[str, ...]:

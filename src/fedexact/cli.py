@@ -78,7 +78,8 @@ def run(
         bool, typer.Option("--resume", help="Go on with the interrupted run in the output folder.")
     ] = False,
     seed: Annotated[
-        list[int] | None, typer.Option(min=0, help="Instead of the file's seeds; may be repeated.")
+        list[int] | None,
+        typer.Option(min=0, max=2**63 - 1, help="Instead of the file's seeds; may be repeated."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:

@@ -38,9 +38,13 @@ FLOOR = 1e-11  # where rounding stops the progress, this is accepted
 def reference(problem: Problem) -> np.ndarray:
     """(d,) the minimiser of the pooled objective F + g.
 
+    With a regulariser, or a loss that is not one of a linear predictor, uniqueness is not checked:
+    where there are several minimisers (lasso with two identical columns) x is one of them.
+    `certify` tells whether x is known to be the only one.
+
     Raises:
-        InputError: the minimiser is not unique (linearly dependent columns) or not finite
-            (separation); says which coefficients are concerned.
+        InputError: without a regulariser, the minimiser is not unique (linearly dependent
+            columns); or it is not finite (separation). Says which coefficients are concerned.
         FedexactError: the precision was not reached; says which one was.
     """
     rows, weight = problem.pooled()
@@ -103,26 +107,34 @@ def _augmented(problem: Problem, rows: Rows, weight: np.ndarray) -> np.ndarray:
     return np.concatenate([np.sqrt(weight)[:, None] * rows.X, np.diag(np.sqrt(ridge))])
 
 
-def _factor(A: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Q, R, pivots, column norms of A with its columns scaled to length 1."""
+def _unit_columns(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A with its columns scaled to length 1, and the lengths that they had."""
     scale = np.linalg.norm(A, axis=0)
     scale = np.where(scale > 0, scale, 1.0)
-    Q, R, pivots = cast(Any, scipy.linalg.qr(A / scale[None, :], mode="economic", pivoting=True))
-    return Q, R, pivots, scale
+    return A / scale[None, :], scale
+
+
+def _pivoted_qr(A: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Q, R, pivots."""
+    return cast(Any, scipy.linalg.qr(A, mode="economic", pivoting=True))
 
 
 def _check_rank(problem: Problem, rows: Rows, weight: np.ndarray) -> None:
     """InputError if a column is a linear combination of the others as far as rounding can tell."""
-    A = _augmented(problem, rows, weight)
-    _, R, pivots, _ = _factor(A)
-    dependent = pivots[np.abs(np.diag(R)) <= max(A.shape) * EPS * np.abs(R[0, 0])]
+    A, _ = _unit_columns(_augmented(problem, rows, weight))
+    first = int(problem.fit_intercept)  # the intercept is not the one to drop: the others go
+    A[:, first:] -= A[:, :first] @ (A[:, :first].T @ A[:, first:])
+    _, R, pivots = _pivoted_qr(A[:, first:])
+    dependent = first + pivots[np.abs(np.diag(R)) <= max(A.shape) * EPS]
     if len(dependent):
         outputs = problem.dim // problem.n_features
-        first = [problem.feature_names[j * outputs] for j in sorted(dependent)]
-        names = ", ".join(repr(n.removesuffix("[1]") if outputs > 1 else n) for n in first)
+        features = [problem.feature_names[j * outputs] for j in sorted(dependent)]
+        names = ", ".join(repr(n.removesuffix("[1]") if outputs > 1 else n) for n in features)
+        intercept = " and the intercept" if problem.fit_intercept else ""
         raise InputError(
             f"the minimiser is not unique (rank deficiency): {names} can be written as a linear "
-            "combination of the other columns in the pooled rows; drop columns or add l2"
+            f"combination of the other columns{intercept} in the pooled rows; drop columns or "
+            "add l2"
         )
 
 
@@ -130,7 +142,8 @@ def _least_squares(problem: Problem, rows: Rows, weight: np.ndarray) -> np.ndarr
     """QR, and one step of refinement."""
     A = _augmented(problem, rows, weight)
     b = np.concatenate([np.sqrt(weight) * rows.y, np.zeros(problem.dim)])
-    Q, R, pivots, scale = _factor(A)
+    scaled, scale = _unit_columns(A)
+    Q, R, pivots = _pivoted_qr(scaled)
     x = np.zeros(problem.dim)
     for _ in range(2):
         step = scipy.linalg.solve_triangular(R, Q.T @ (b - A @ x))

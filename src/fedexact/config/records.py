@@ -38,7 +38,6 @@ _SIMPLE = {
     Any: {NUMBER}, jax.Array: {NUMBER}, np.ndarray: set(),
     bool: {BOOL}, int: {WHOLE}, float: {NUMBER}, str: {TEXT},
 }  # fmt: skip
-_FILLED_IN = {"scales"}  # by `Algorithm.resolve`, whatever the type says
 
 
 def record_fields(cls: type) -> dict[str, set[str]]:
@@ -50,7 +49,7 @@ def record_fields(cls: type) -> dict[str, set[str]]:
     hints = typing.get_type_hints(cls)
     allowed = {}
     for field in dataclasses.fields(cls):
-        if field.init and field.name not in _FILLED_IN:
+        if field.init:
             groups = hints[field.name] is Any and field.metadata.get("static", False)
             allowed[field.name] = {LIST} if groups else _kinds(hints[field.name])
     return {name: allow for name, allow in allowed.items() if allow}

@@ -146,7 +146,7 @@ class Store:
     def load(self, label: str, seed: int, problem: Problem) -> Result | None:
         """What has been kept of a run on the problem.
 
-        Raises InputError when it cannot be read, or when the problem's rows were others then.
+        Raises InputError when it cannot be read, or when the rows or clients were others then.
         """
         path = self._path(label, seed)
         if not path.is_file():
@@ -155,13 +155,14 @@ class Store:
             result = Result.load(path)
         except Exception as error:  # a damaged file makes NumPy, zlib, JSON and Arrow raise anything
             raise InputError(
-                f"--resume: {path} cannot be read ({error}); delete that file to run {label}, seed "
-                f"{seed}, anew, or {START_AGAIN}"
+                f"--resume: {error}; delete {path} to run {label}, seed {seed}, anew, or "
+                f"{START_AGAIN}"
             ) from None
-        if result.run.get("rows") != problem.fingerprint:
+        then = result.run.get("rows"), result.run.get("clients")
+        if then != (problem.fingerprint, problem.names):
             raise InputError(
-                f"--resume: the rows have changed since the run in {self.out} ({label}, seed "
-                f"{seed}); {START_AGAIN}"
+                f"--resume: the rows or the clients have changed since the run in {self.out} "
+                f"({label}, seed {seed}); {START_AGAIN}"
             )
         return result
 

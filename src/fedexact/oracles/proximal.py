@@ -15,7 +15,7 @@ _ARMIJO = 1e-4
 _NEWTON_STEPS = 100
 _GRADIENT_STEPS = 100
 _HALVINGS = 60
-_SMALL = 1e-8  # relative length of a full Newton step after which one more reaches rounding
+_SMALL = 1e-9  # relative length of a full Newton step that leaves an error of its square, rounding
 _NOISE = 16.0  # a difference of values below this many roundings of their terms says nothing
 _RELATIVE = 0.5  # of the rule that stops the gradient steps
 
@@ -59,7 +59,7 @@ def newton_prox(
     """The prox of a convex function by damped Newton steps from `start`.
 
     Armijo backtracking on the values while their differences are above rounding; then full steps.
-    Ends one step after a full step of relative length 1e-8, or when rounding stops the progress.
+    Ends with the first full step of relative length 1e-9, or when rounding stops the progress.
     """
     eps = jnp.finfo(v.dtype).eps
     identity = jnp.eye(v.size, dtype=v.dtype)
@@ -71,7 +71,7 @@ def newton_prox(
         return -jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(H + shift * identity), g)
 
     def iterate(state: _NewtonState) -> _NewtonState:
-        u, phi, previous, finishing, _, steps = state
+        u, phi, previous, _, steps = state
         g = grad(u) + (u - v) / step
         p = newton_direction(u, g)
         t, u_next, phi_next = _backtrack(lambda w: _penalised(value, w, v, step), u, phi, p, g @ p)
@@ -79,13 +79,12 @@ def newton_prox(
         small = (t == 1.0) & (length <= _SMALL * (jnp.linalg.norm(u_next) + jnp.linalg.norm(v)))
         flat = jnp.abs(g @ p) <= _NOISE * eps * phi.terms
         stalled = flat & (length >= 0.5 * previous)
-        return _NewtonState(u_next, phi_next, length, small, finishing | stalled, steps + 1)
+        return _NewtonState(u_next, phi_next, length, small | stalled, steps + 1)
 
     first = _NewtonState(
         start,
         _penalised(value, start, v, step),
         jnp.full((), jnp.inf, v.dtype),
-        jnp.array(False),
         jnp.array(False),
         jnp.array(0),
     )
@@ -96,7 +95,6 @@ class _NewtonState(NamedTuple):
     u: Array  # (d,)
     phi: Magnitude  # the objective of the prox at u
     length: Array  # of the last step
-    finishing: Array  # the last step was full and small
     done: Array
     steps: Array
 
