@@ -203,20 +203,37 @@ def test_every_field_of_every_record_can_be_set(registry: str, name: str) -> Non
     assert fields - set(record_fields(cls)) == fields & DERIVED
 
 
-PAGE = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text()
-TABLES = {
+DOCS = Path(__file__).parents[1] / "docs"
+LISTED = {
     "participation": fx.PARTICIPATIONS, "regularizer": fx.REGULARIZERS, "partition": PARTITIONS,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("heading", TABLES)
+def documented(page: str, heading: str) -> dict[str, str]:
+    """The second cell by the name in the first, of the last table with this heading."""
+    table = (DOCS / page).read_text().split(f"| {heading} |")[-1].split("\n\n")[0]
+    cells = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    return {row[0].strip("`"): row[1] for row in cells}
+
+
+@pytest.mark.parametrize("heading", LISTED)
 def test_the_documentation_lists_the_keys_of_every_record(heading: str) -> None:
-    table = PAGE.split(f"| {heading} |")[1].split("\n\n")[0]
-    listed = {}
-    for line in table.splitlines()[2:]:
-        name, keys, _ = (cell.strip() for cell in line.strip("|").split(" | "))
-        listed[name.strip("`")] = re.findall(r"`(\w+)`", keys)
-    assert listed == {name: list(record_fields(cls)) for name, cls in TABLES[heading].items()}
+    found, expected = {}, {}
+    for name, text in documented("experiments.md", heading).items():
+        found[name] = re.findall(r"`(\w+)`(?: \(([^)]*)\))?", text)
+    for name, cls in LISTED[heading].items():
+        default = {f.name: f.default for f in dataclasses.fields(cls)}
+        scalar = {k: str(v) for k, v in default.items() if isinstance(v, int | float)}
+        expected[name] = [(key, scalar.get(key, "")) for key in record_fields(cls)]
+    assert found == expected
+
+
+def test_the_documentation_lists_the_hyperparameters_of_every_algorithm() -> None:
+    defaults = documented("algorithms.md", "algorithm")
+    assert list(defaults) == list(fx.ALGORITHMS)
+    for name, cls in fx.ALGORITHMS.items():
+        for key in record_fields(cls):
+            assert re.search(rf"\b{key}\b", defaults[name]), (name, key)
 
 
 # --- what is refused ------------------------------------------------------------------------------

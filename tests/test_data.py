@@ -324,7 +324,9 @@ def test_a_bad_table_is_refused_with_place_and_value(case: str, tmp_path: Path) 
 def test_a_tiny_column_that_varies_is_not_called_constant(scale: float) -> None:
     """Its squares underflow, to 0 or to numbers of a few digits."""
     sums = [data.client_sums(scale * np.arange(6.0)[:, None])]
-    with pytest.raises(fx.InputError, match="'a' cannot be standardised.*else rescale it") as caught:
+    with pytest.raises(
+        fx.InputError, match=r"'a' cannot be standardised.*else rescale it"
+    ) as caught:
         data.pooled_moments(sums, ["a"])
     assert "in all" not in str(caught.value)
     assert data.pooled_moments(sums, ["a"], standardize=False).count == 6

@@ -446,7 +446,11 @@ def test_good_targets(loss, y, expected):
         (Squared(), [np.inf, 1.0], r"target inf in row 0 .* is not a finite number"),
         (Squared(), [[1.0], [2.0]], r"one column, got an array of shape \(2, 1\)"),
         (Squared(), ["1", "high"], r"must be numbers, got 'high'"),
-        (Logistic(), [0, 1, 2], r"target 2 in row 2 \(of this client, from 0\) is no binary label; use 0/1 or -1/1"),
+        (
+            Logistic(),
+            [0, 1, 2],
+            r"target 2 in row 2 \(of this client, from 0\) is no binary label; use 0/1 or -1/1",
+        ),
         (Logistic(), [0.0, 0.5], r"target 0.5 in row 1 .* is no binary label"),
         (Logistic(), [-1, 0, 1], r"labels mix -1 and 0"),
         (Multinomial(3), [0, 3], r"target 3 in row 1 .* is no label of 0..2"),

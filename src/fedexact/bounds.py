@@ -376,7 +376,7 @@ def hessian_ball(problem: Problem, at: Point) -> Local:
         return Local(
             None,
             "the Hessian at x is singular up to rounding, so the minimiser need not be unique: "
-            "add l2",
+            "add l2, or standardise badly conditioned columns",
         )
     if isinstance(problem.loss, Huber):
         return _huber_ball(problem, at, M, bend)

@@ -24,9 +24,8 @@ from fedexact.oracles import RowOracle, bucket_sizes
 
 AXIS = "clients"
 LARGEST = 1e100  # in modulus, of a cell
-WORTH_SHARDING = (
-    1_000_000  # entries of X; below, the devices wait for each other longer than they work
-)
+# Entries of X; below, the devices wait for each other longer than they work.
+WORTH_SHARDING = 1_000_000
 
 
 class Clients(NamedTuple):

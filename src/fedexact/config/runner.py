@@ -153,7 +153,7 @@ class Store:
             return None
         try:
             result = Result.load(path)
-        except Exception as error:  # a damaged file makes NumPy, zlib, JSON and Arrow raise anything
+        except Exception as error:  # NumPy, JSON and Arrow raise anything for a damaged file
             raise InputError(
                 f"--resume: {error}; delete {path} to run {label}, seed {seed}, anew, or "
                 f"{START_AGAIN}"

@@ -24,10 +24,10 @@ from fedexact.oracles import RowOracle
 from fedexact.participation import Cohorts
 from fedexact.problem import Problem
 
-WIDE = (
-    8192  # up to this many slots a visit list has a place for every client, always the same shape
-)
-ROUNDS = 16  # rounds per program are rounded up to a power of two, at least this
+# Up to WIDE slots a visit list has a place for every client, so that its shape never changes.
+WIDE = 8192
+# Rounds per program are rounded up to ROUNDS times a power of two.
+ROUNDS = 16
 
 
 class Visits(NamedTuple):
@@ -35,6 +35,20 @@ class Visits(NamedTuple):
 
     slots: Array  # (rounds, shards, width) positions within the shard, the first `counts` are valid
     counts: Array  # (rounds, shards)
+
+
+class Span(NamedTuple):
+    """A stretch of rounds: everything that its program takes."""
+
+    algorithm: Any
+    oracles: tuple[RowOracle, ...]  # per bucket, as the next three
+    ids: Any  # (slots,) client of each slot
+    server: Any
+    clients: Any
+    visits: Any
+    start: Any  # first round
+    stop: Any  # the one after the last
+    root: Any  # key
 
 
 class Compiled:
@@ -72,19 +86,17 @@ class Compiled:
         root: Array,
     ) -> State:
         layout = problem.layout
-        server, clients = _advance(
-            layout.mesh,
+        span = Span(
             algorithm,
             oracles_for(algorithm, problem),
             tuple(jnp.asarray(bucket.slots) for bucket in layout.buckets),
-            state.server,
-            state.clients,
+            *state,
             visits(layout, cohorts),
-            start,
-            start + len(cohorts.offsets) - 1,
+            jnp.asarray(start),
+            jnp.asarray(start + len(cohorts.offsets) - 1),
             root,
         )
-        return jax.block_until_ready(State(server, clients))
+        return jax.block_until_ready(State(*_advance(layout.mesh, span)))
 
 
 def visits(layout: Layout, cohorts: Cohorts) -> tuple[Visits, ...]:
@@ -119,40 +131,25 @@ def _at_least(n: int, least: int) -> int:
 
 
 @partial(jax.jit, static_argnums=0)
-def _advance(
-    mesh: Mesh | None,
-    algorithm: Algorithm,
-    oracles: tuple[RowOracle, ...],
-    ids: tuple[Array, ...],
-    server: Any,
-    clients: tuple[Any, ...],
-    visits: tuple[Visits, ...],
-    start: Array,
-    stop: Array,
-    root: Array,
-) -> tuple[Any, tuple[Any, ...]]:
+def _advance(mesh: Mesh | None, span: Span) -> tuple[Any, tuple[Any, ...]]:
     split, whole = PartitionSpec(AXIS), PartitionSpec()
-    in_specs = (
-        whole, tuple(oracle_specs(o) for o in oracles), split, whole, split,
-        PartitionSpec(None, AXIS), whole, whole, whole,
-    )  # fmt: skip
-    run = over_shards(partial(_rounds, mesh), mesh, in_specs, (whole, split))
-    return run(algorithm, oracles, ids, server, clients, visits, start, stop, root)
+    specs = Span(
+        algorithm=whole,
+        oracles=tuple(oracle_specs(oracle) for oracle in span.oracles),
+        ids=split,
+        server=whole,
+        clients=split,
+        visits=PartitionSpec(None, AXIS),
+        start=whole,
+        stop=whole,
+        root=whole,
+    )
+    return over_shards(partial(_rounds, mesh), mesh, (specs,), (whole, split))(span)
 
 
-def _rounds(
-    mesh: Mesh | None,
-    algorithm: Algorithm,
-    oracles: tuple[RowOracle, ...],
-    ids: tuple[Array, ...],
-    server: Any,
-    clients: tuple[Any, ...],
-    visits: tuple[Visits, ...],
-    start: Array,
-    stop: Array,
-    root: Array,
-) -> tuple[Any, tuple[Any, ...]]:
-    """Rounds start to stop, on this device's slice of the clients."""
+def _rounds(mesh: Mesh | None, span: Span) -> tuple[Any, tuple[Any, ...]]:
+    """The rounds of the span on this device's slice of the clients."""
+    algorithm, oracles, ids, server, clients, visits, start, stop, root = span
 
     def one_round(r: Array, carry: tuple[Any, tuple[Any, ...]]) -> tuple[Any, tuple[Any, ...]]:
         server, clients = carry
