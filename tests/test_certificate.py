@@ -581,5 +581,5 @@ def test_round_trip_through_json_and_printed_form() -> None:
         assert copy.to_dict() == certificate.to_dict()
         printed = str(copy)
         assert printed.startswith("cannot certify: client '1'")
-        for part in (problem.target(), "0, 2, 32 rows", "gradient mapping", "standard errors"):
+        for part in (problem.target(), "0, 2 (32 rows)", "gradient mapping", "standard errors"):
             assert part in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from pyarrow import parquet
+from rich.console import Console
 from typer.testing import CliRunner
 from typer.testing import Result as Done
 
@@ -277,6 +279,77 @@ def test_without_standard_errors_the_figure_shows_the_distance(folder: Path) -> 
     edit(folder, '"logistic"', '{ name = "huber", delta = 1.0 }')
     figure = report.convergence_figure(*report.curves(outcome(folder)), "")
     assert figure.axes[0].get_ylabel().startswith("distance to the pooled solution, |x")
+
+
+ODD_LABELS = ["_hidden", r"x $\foo$", "a [/] b", "exact by theory"]
+
+
+def test_labels_and_titles_are_shown_as_they_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    title = r"_T $\foo$ [/] \$"
+    tables = "".join(f"[[algorithms]]\nname = 'FOCUS'\nlabel = '{la}'\n" for la in ODD_LABELS)
+    text = EXPERIMENT[: EXPERIMENT.index("[[algorithms]]")].replace('"Three sites"', f"'{title}'")
+    (folder / "three.toml").write_text(text + tables)
+    printed = succeeded(run(folder, "--seed", 1, "--seed", 2))
+    for words in (title, *(f"{label}, seed 2: " for label in ODD_LABELS)):
+        assert words in printed
+    assert sorted(path.name for path in (folder / "out").iterdir()) == [*FILES, "runs"]
+    root = ElementTree.parse(folder / "out" / "figure.svg").getroot()
+    texts = {element.text for element in root.iter() if element.tag.endswith("text")}
+    assert {title, *ODD_LABELS} <= texts
+
+    terminal = Console(force_terminal=True, width=200, file=io.StringIO())
+    monkeypatch.setattr(cli, "_console", lambda quiet: terminal)
+    succeeded(run(folder, out="terminal"))
+    assert "a [/] b, seed 0: " in terminal.file.getvalue()  # pyright: ignore
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_diverged_run_says_so_and_reports_its_kept_round(alone: bool, folder: Path) -> None:
+    edit(folder, 'name = "FedAvg"', 'name = "FedAvg"\nlr = 1e6')
+    edit(folder, "record_every = 5", "record_every = 1")
+    if alone:
+        edit(folder, '[[algorithms]]\nname = "FOCUS"\n', "")
+    printed = succeeded(run(folder))
+    assert re.search(r"FedAvg +biased .* diverged *\n", printed)
+
+    result = json.loads((folder / "out" / "result.json").read_text())
+    entry = result["runs"][0]
+    rows = parquet.read_table(folder / "out" / "history.parquet").to_pylist()
+    rows = [row for row in rows if row["algorithm"] == "FedAvg"]
+    assert entry["status"] == "diverged"
+    assert entry["stopped_at_round"] == rows[-1]["round"] > entry["rounds"]
+    (kept,) = [row for row in rows if row["round"] == entry["rounds"]]
+    for key in ("objective", "uploads", "bytes_up", "bytes_down", "distance", "distance_se"):
+        assert entry[key] == kept[key], key
+
+    found = outcome(folder)
+    figure = report.convergence_figure(*report.curves(found), "")
+    start = rows[0]["distance_se"]
+    assert rows[-1]["distance_se"] > 1e4 * start
+    bottom, top = figure.axes[0].get_ylim()
+    assert top == pytest.approx(1e3 * start)
+    assert bottom < start
+    assert bottom > 1e-20
+    (legend,) = figure.legends
+    assert "FedAvg (diverged)" in [text.get_text() for text in legend.get_texts()]
+    figure.draw_without_rendering()
+
+
+def test_the_ticks_of_rounds_are_whole_and_those_of_bytes_few(folder: Path) -> None:
+    edit(folder, "rounds = 60", "rounds = 2")
+    left, right = report.convergence_figure(*report.curves(outcome(folder)), "").axes
+    assert all(tick == round(tick) for tick in left.get_xticks())
+    assert len(right.get_xticks()) <= 7
+
+
+def test_the_clients_never_present_are_counted(folder: Path) -> None:
+    rows = "".join(f"c{i:02d},{i % 7},{i % 5},{i % 2}\n" for i in range(15) for _ in range(2))
+    (folder / "table.csv").write_text("site,age,dose,y\n" + rows)
+    edit(folder, "p = [0.9, 0.5, 0.7]", f"p = {[1.0] + [0.0] * 14}")
+    printed = succeeded(run(folder)).replace("\n", "")
+    assert re.search(r"FedAvg, seed 0: never present: c01, .*c12 and 2 more", printed)
 
 
 # --- interrupted and resumed ----------------------------------------------------------------------

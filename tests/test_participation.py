@@ -396,6 +396,42 @@ def test_columns_of_a_trace_in_another_order(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("0,1,2", ["0", "1", "2"]),
+        ("7,8", ["7", "8"]),
+        ("1,b", ["1", "b"]),
+        ("a", ["a"]),
+        ('"Basel, CH", "say ""hi""",c', ["Basel, CH", 'say "hi"', "c"]),
+    ],
+)
+def test_trace_names_that_look_like_cells(tmp_path: Path, line: str, names: list[str]):
+    n = len(names)
+    rounds = np.tri(2, n)
+    lines = "\n".join(",".join(f"{cell:g}" for cell in row) for row in rounds)
+    trace = Trace(csv(tmp_path / "trace.csv", f"{line}\n{lines}\n"))
+    trace.check(n, names)
+    np.testing.assert_array_equal(trace.mask(n, 0, 2, 0), rounds == 1)
+
+
+def test_a_trace_line_that_is_a_round_or_the_names(tmp_path: Path):
+    trace = Trace(csv(tmp_path / "trace.csv", "0,1\n1,1\n1,0\n"))
+    with pytest.raises(InputError, match=r"first line of the trace, 0,1, may be .*\.npy.*rename"):
+        trace.check(2, ["0", "1"])
+    trace.check(2, ["a", "b"])
+    assert len(trace.table(2)) == 3
+    np.save(tmp_path / "trace.npy", trace.table(2))
+    Trace(tmp_path / "trace.npy").check(2, ["0", "1"])
+
+
+@pytest.mark.parametrize("names", [["a", "b"], None])
+def test_a_trace_line_that_is_a_broken_round(tmp_path: Path, names: list[str] | None):
+    trace = Trace(csv(tmp_path / "trace.csv", "1,x\n1,0\n"))
+    with pytest.raises(InputError, match=r"cell 1 .* of the first line is 'x'; every cell"):
+        trace.check(2, names)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "rounds x clients"),
@@ -404,6 +440,11 @@ def test_columns_of_a_trace_in_another_order(tmp_path: Path):
         ("1,0\n1,2\n", "round 1, client 1 .* is 2"),
         ("1,0\n1,\n", "must be a table of 0 and 1"),
         ("1,0\n1,yes\n", "must be a table of 0 and 1.*yes"),
+        ("1,,1\n1,0,1\n", "cell 1 .* of the first line is ''; every cell"),
+        (",a,b\n0,0,1\n", "cell 0 .* of the first line is ''.*without index column"),
+        ("1,x,1\n1,0,1\n", "cell 1 .* of the first line is 'x'; every cell"),
+        ("1,0,2,0\n1,0,1,1\n", "cell 2 .* of the first line is '2'; every cell"),
+        ('"a,b\n1,0\n', "neither CSV text"),
         ("0,0\n0,0\n", "nobody ever takes part"),
     ],
 )
@@ -461,7 +502,7 @@ def test_a_file_that_is_no_table(tmp_path: Path):
         (lambda: Sine(0.5, 1.0, 1), "period must be an integer >= 2, got 1"),
         (lambda: Sine(0.5, 1.0, 9, float("inf")), "phase must be a finite number, got inf"),
         (lambda: Trace([1, 0, 1]), "rounds x clients"),  # type: ignore[list-item]
-        (lambda: Trace([[1, 0], [0.5, 1]]), "round 1, client 0 .* is 0.5"),  # type: ignore[list-item]
+        (lambda: Trace([[1, 0], [0.5, 1]]), "^round 1, client 0 .* of the trace is 0.5"),  # type: ignore[list-item]
     ],
 )
 def test_bad_arguments(make: Callable[[], Participation], message: str):

@@ -64,6 +64,18 @@ def test_constants_of_least_squares_in_closed_form() -> None:
     assert c.kappa == pytest.approx(c.L / c.l)
 
 
+def test_constants_see_that_data_and_ridge_together_are_definite() -> None:
+    """Although the ridge leaves the intercept out and some clients have fewer rows than columns."""
+    problem = fx.Problem(CLIENTS, l2=0.3, fit_intercept=True)
+    scale = 4 * np.array(SIZES) / sum(SIZES)
+    for k, (A, _) in enumerate(CLIENTS):
+        Z = np.column_stack([np.ones(len(A)), A])
+        H = scale[k] * Z.T @ Z / len(A) + np.diag([0.0, 0.3, 0.3])
+        spectrum = np.linalg.eigvalsh(H)
+        assert problem.constants().l_k[k] == pytest.approx(spectrum[0], rel=1e-9)
+        assert problem.constants().L_k[k] == pytest.approx(spectrum[-1], rel=1e-9)
+
+
 def test_logistic_constants_bound_every_hessian() -> None:
     y = [(v > 0).astype(float) for _, v in CLIENTS]
     problem = fx.Problem(

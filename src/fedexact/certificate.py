@@ -101,7 +101,7 @@ class Certificate:
         lines = [
             f"{self.verdict}: {self.reason}",
             f"  target            {self.target}",
-            f"  clients           {_names(self.clients)}, {self.rows} rows",
+            f"  clients           {_names(self.clients)} ({self.rows} rows)",
         ]
         if self.absent:
             lines.append(f"  absent            {_names(self.absent)}")
@@ -138,7 +138,8 @@ def certify(problem: Problem, x: Any, tol: float = 1e-6, absent: Iterable[str] =
     absent = _check_absent(problem, absent)
     evidence = _gather(problem, x)
     verdict, reason = _judge(problem, x, evidence, tol, absent)
-    present = np.array([name not in absent for name in problem.names])
+    left_out = set(absent)
+    present = np.array([name not in left_out for name in problem.names])
     ball, units = evidence.ball, evidence.units
     bounds_se = units.bounds if units else None
     return Certificate(
@@ -260,7 +261,7 @@ def _judge(
 ) -> tuple[str, str]:
     if absent:
         was = "client {} was" if len(absent) == 1 else "clients {} were"
-        named = ", ".join(repr(name) for name in absent)
+        named = _names(tuple(repr(name) for name in absent))
         return CANNOT_CERTIFY, was.format(named) + " never present: the target is not reached"
     advice = SETTLED if evidence.settled else RUN_LONGER
     bound, unit = _distance(problem, x, evidence)
@@ -303,9 +304,9 @@ def _relative(problem: Problem, x: np.ndarray, distance: float) -> float:
 
 
 def _check_absent(problem: Problem, absent: Iterable[str]) -> tuple[str, ...]:
-    absent = tuple(absent)
+    absent, known = tuple(absent), set(problem.names)
     for name in absent:
-        if name not in problem.names:
+        if name not in known:
             raise InputError(
                 f"absent: no client is called {name!r}; clients: {_names(tuple(problem.names))}"
             )

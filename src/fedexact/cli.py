@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 import fedexact as fx
 from fedexact import config, report
@@ -145,7 +146,7 @@ class _Bars:
 
     def end(self, run: config.Run) -> None:
         self.progress.remove_task(self.task)
-        self.progress.console.print(report.finished_line(run))
+        self.progress.console.print(Text(report.finished_line(run)))
 
 
 class _Lines:
@@ -159,7 +160,7 @@ class _Lines:
     def advance(self, progress: fx.Progress) -> None: ...
 
     def end(self, run: config.Run) -> None:
-        self.console.print(report.finished_line(run))
+        self.console.print(Text(report.finished_line(run)))
 
 
 @contextmanager
@@ -168,8 +169,8 @@ def _watching(console: Console) -> Iterator[config.Observer]:
         yield _Lines(console)
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[mapping]}"),
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TimeElapsedColumn(), TextColumn("{task.fields[mapping]}"),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True) as progress:
         yield _Bars(progress)

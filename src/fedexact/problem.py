@@ -264,25 +264,38 @@ def _row_hessian(oracle: RowOracle, x: jax.Array) -> jax.Array:
 def _stack(
     loss: Loss, ridge: np.ndarray, rows: Rows, weight: np.ndarray, n_rows: np.ndarray, prox: str
 ) -> RowOracle:
-    smoothness, convexity = _curvatures(loss, rows, weight)
+    smoothness, convexity = _curvatures(loss, rows, weight, ridge)
     return RowOracle(
         loss=loss,
         ridge=jnp.asarray(ridge),
         rows=rows,
         weight=jnp.asarray(weight),
         n_rows=jnp.asarray(n_rows),
-        smoothness=smoothness + float(ridge.max()),
-        strong_convexity=convexity + float(ridge.min()),
+        smoothness=smoothness,
+        strong_convexity=convexity,
         factor=None,
         prox_method=prox,
     )
 
 
 @jax.jit
-def _curvatures(loss: Loss, rows: Rows, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jax.lax.map(
-        lambda c: (loss.curvature(c[0], c[1]), loss.strong_curvature(c[0], c[1])), (rows, weight)
-    )
+def _curvatures(
+    loss: Loss, rows: Rows, weight: jax.Array, ridge: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """(slots,) smoothness and strong convexity of each client's f, ridge included."""
+
+    def one(client: tuple[Rows, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        L = loss.curvature(*client) + jnp.max(ridge)
+        l = loss.strong_curvature(*client) + jnp.min(ridge)  # noqa: E741 - the papers' symbol
+        if not loss.quadratic or ridge.size > NEWTON_LIMIT:
+            return L, l
+        # the ridge leaves the intercept out: the Hessian as a whole can still be definite
+        spectrum = jnp.linalg.eigvalsh(loss.curvature_matrix(*client) + jnp.diag(ridge))
+        rounding = weight.shape[-1] * jnp.finfo(ridge.dtype).eps * spectrum[-1]
+        whole = jnp.where(spectrum[0] > 2.0 * rounding, spectrum[0] - rounding, 0.0)
+        return jnp.minimum(L, spectrum[-1] + rounding), jnp.maximum(l, whole)
+
+    return jax.lax.map(one, (rows, weight))
 
 
 def _count_classes(y: Sequence[np.ndarray]) -> int:

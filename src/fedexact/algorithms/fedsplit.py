@@ -62,7 +62,9 @@ class FedSplit(Algorithm[Server, Client, Array, Array]):
             return replace(new, step=1.0 / balance(c) if self.step is None else self.step)
         if c.l <= 0:
             at = f"not {c.l:g} as at client {setting.names[int(c.l_k.argmin())]!r}"
-            raise InputError(f"FedSplit per_client needs l_k > 0, {at}: add l2 or leave it out")
+            raise InputError(
+                f"FedSplit per_client needs l_k > 0, {at}: add l2 (no use to an intercept)"
+            )
         return replace(new, scales=(c.l_k * c.L_k) ** 0.5)
 
     def exactness(self, setting: Setting) -> Exactness:

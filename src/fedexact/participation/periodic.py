@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+import csv
 import hashlib
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -96,12 +98,16 @@ class Trace(Periodic):
     """A record of who was there, repeated when it ends.
 
     `source` is an array of rounds x clients of 0 and 1, a `.npy` file with one, or a CSV file
-    without index column, with or without a first line of client names.
+    without index column, with or without a first line of client names. The first line is names if
+    a cell of it is neither 0 nor 1.
+
+    Raises InputError for a table that is not of 0 and 1. A first line that may be names or a round
+    is settled by `check`, which knows the names.
     """
 
     source: str | os.PathLike[str] | np.ndarray | Sequence[Sequence[int]]
     _table: np.ndarray = field(init=False)
-    _header: list[str] | None = field(init=False)
+    _first: list[str] | None = field(init=False)
 
     name: ClassVar[str] = "trace"
     summary: ClassVar[str] = (
@@ -109,14 +115,15 @@ class Trace(Periodic):
     )
 
     def __post_init__(self) -> None:
-        header = None
+        first = None
         if isinstance(self.source, str | os.PathLike):
             where = f"trace file {os.fspath(self.source)!r}"
-            values, header = _read(Path(self.source), where)
+            values, first = _read(Path(self.source), where)
         else:
-            where, values = "trace", _as_numbers(self.source, "trace")
+            where = "the trace"
+            values = _as_numbers(self.source, where)
         object.__setattr__(self, "_table", _zero_one(values, where))
-        object.__setattr__(self, "_header", header)
+        object.__setattr__(self, "_first", first)
 
     def __repr__(self) -> str:
         """What the trace says, wherever it is kept: equal for equal tables only."""
@@ -126,7 +133,19 @@ class Trace(Periodic):
 
     def check(self, n_clients: int, names: Sequence[str] | None = None) -> None:
         self.table(n_clients)
-        for column, (mine, theirs) in enumerate(zip(self._header or (), names or (), strict=False)):
+        first, names = self._first or [], list(names or ())
+        odd = _odd(first)
+        if not odd:
+            if first and first == names:
+                raise InputError(
+                    f"the first line of the trace, {','.join(first)}, may be a round or the names "
+                    f"of the clients; leave the line of names out, and if it is a round give the "
+                    f"trace as an .npy file or rename the clients"
+                )
+            return
+        if len(odd) == 1 < len(first) and first != names:
+            raise _broken("the trace", first, odd[0])
+        for column, (mine, theirs) in enumerate(zip(first, names, strict=False)):
             if mine != theirs:
                 raise InputError(
                     f"column {column} of the trace is called {mine!r} but client {column} is "
@@ -143,31 +162,55 @@ class Trace(Periodic):
 
 
 def _read(path: Path, where: str) -> tuple[np.ndarray, list[str] | None]:
-    """The table in a file and its line of names if it has one."""
+    """The table in a file and, of a CSV file, the cells of its first line, names or not."""
     try:
         if path.suffix == ".npy":
             return _as_numbers(np.load(path, allow_pickle=False), where), None
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        text = io.StringIO(path.read_text(encoding="utf-8-sig"))
+        lines = list(csv.reader(text, skipinitialspace=True, strict=True))
     except OSError as error:
         raise InputError(f"{where} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         raise InputError(f"{where} is neither CSV text nor an .npy array: {error}") from error
-    rows = [[cell.strip() for cell in line.split(",")] for line in lines if line.strip()]
-    header = None
-    if rows and not all(_is_number(cell) for cell in rows[0]):
-        header = [name.strip('"') for name in rows.pop(0)]
-    widths = {len(row) for row in rows} | ({len(header)} if header else set())
+    rows = [[cell.strip() for cell in line] for line in lines]
+    rows = [row for row in rows if row not in ([], [""])]
+    widths = {len(row) for row in rows}
     if len(widths) > 1:
         raise InputError(f"{where} has lines of {min(widths)} and of {max(widths)} cells")
-    return _as_numbers(rows, where), header
+    first = rows[0] if rows else []
+    if _odd(first):
+        _check_names(first, where)
+        rows = rows[1:]
+    return _as_numbers(rows, where), first
 
 
-def _is_number(text: str) -> bool:
+def _check_names(first: list[str], where: str) -> None:
+    """Refuse a round with a bad cell: a line of names has none empty and none twice."""
+    if "" in first:
+        raise _broken(where, first, first.index(""))
+    flags = [cell for cell in first if _is_flag(cell)]
+    if len(set(flags)) < len(flags):
+        raise _broken(where, first, _odd(first)[0])
+
+
+def _broken(where: str, first: list[str], column: int) -> InputError:
+    return InputError(
+        f"{where}: cell {column} (counted from 0) of the first line is {first[column]!r}; every "
+        f"cell of a round must be 0 or 1, and a line of names must name each client once, in the "
+        f"order of the clients and without index column"
+    )
+
+
+def _odd(cells: Sequence[str]) -> list[int]:
+    """Where the cells are neither 0 nor 1."""
+    return [column for column, cell in enumerate(cells) if not _is_flag(cell)]
+
+
+def _is_flag(text: str) -> bool:
     try:
-        float(text)
+        return float(text) in (0.0, 1.0)
     except ValueError:
         return False
-    return True
 
 
 def _as_numbers(values: object, where: str) -> np.ndarray:
@@ -184,7 +227,7 @@ def _zero_one(values: np.ndarray, where: str) -> np.ndarray:
     if np.any(bad):
         row, column = (int(i) for i in np.argwhere(bad)[0])
         raise InputError(
-            f"{where}: round {row}, client {column} (counted from 0) is {values[row, column]:g}; "
+            f"round {row}, client {column} (counted from 0) of {where} is {values[row, column]:g}; "
             f"every cell must be 0 or 1"
         )
     table = values == 1

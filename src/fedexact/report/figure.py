@@ -22,6 +22,7 @@ HEADINGS = ("exact by theory", "biased by theory", "the pooled answer")
 MARKERS = "osD^vPX*"
 REACHED = 1e-8  # standard errors: as good as the pooled answer for any purpose
 FLOOR = 1e-16
+HEADROOM = 1e3  # a curve that diverges is shown up to this multiple of the others
 UNITS = {
     "distance_se": "distance to the pooled solution, standard errors",
     "distance": "distance to the pooled solution, |x − x*|",
@@ -38,6 +39,7 @@ class Curve(NamedTuple):
     rounds: np.ndarray
     megabytes: np.ndarray  # up and down
     distance: np.ndarray
+    diverged: bool = False
 
 
 class Style(NamedTuple):
@@ -62,16 +64,19 @@ def curves(outcome: Outcome) -> tuple[list[Curve], str]:
         exact = run.result.exactness.exact
         values = table.column(column).to_numpy()
         rounds = table.column("round").to_numpy()
-        found.append(Curve(run.label, exact, rounds, (up + down) / 1e6, values))
+        diverged = run.result.status == "diverged"
+        found.append(Curve(run.label, exact, rounds, (up + down) / 1e6, values, diverged))
     return found, UNITS[column]
 
 
 def convergence_figure(found: Sequence[Curve], unit: str, title: str) -> Figure:
     """Two panels with a common vertical axis, and one legend beside them.
 
-    Exact algorithms are solid, cool lines; biased ones dashed, warm lines.
+    Exact algorithms are solid, cool lines; biased ones dashed, warm lines. A diverging curve
+    leaves the panels at the top. Labels and title are shown as they are, not as mathematics.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -82,20 +87,23 @@ def convergence_figure(found: Sequence[Curve], unit: str, title: str) -> Figure:
     ):
         labelled: set[str] = set()
         for curve in found:
-            label = curve.label if curve.label not in labelled else "_seed"
+            alpha = 0.6 if curve.label in labelled else 1.0  # further seeds
             labelled.add(curve.label)
-            _draw(axes, getattr(curve, name), curve.distance, styles[curve.label], label)
+            _draw(axes, getattr(curve, name), curve.distance, styles[curve.label], alpha)
         axes.set_xlabel(xlabel)
         axes.set_yscale("log")
         axes.set_xlim(left=0)
         axes.grid(visible=True, color="#DDDDDD", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
+    left.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
+    right.xaxis.set_major_locator(MaxNLocator(5))
     left.set_ylabel(unit)
+    _limit(left, found)
     shaded = "standard errors" in unit
     if shaded:
         _shade(left, right)
-    _legend(figure, left, found, shaded)
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    _legend(figure, found, styles, shaded)
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", parse_math=False)
     return figure
 
 
@@ -124,13 +132,29 @@ def _styles(found: Sequence[Curve]) -> dict[str, Style]:
     return styles
 
 
-def _draw(axes: Axes, x: np.ndarray, y: np.ndarray, style: Style, label: str) -> None:
-    y = np.where(np.isfinite(y), np.maximum(y, FLOOR), np.nan)
-    axes.plot(
-        x, y, style.line, color=style.color, label=label, linewidth=style.width,
-        marker=style.marker, markersize=4.5, markevery=max(1, len(x) // 8),
-        alpha=0.6 if label == "_seed" else 1.0,
-    )  # fmt: skip
+def _draw(axes: Axes, x: np.ndarray, y: np.ndarray, style: Style, alpha: float) -> None:
+    axes.plot(x, _shown(y), alpha=alpha, markevery=max(1, len(x) // 8), **_look(style))
+
+
+def _shown(y: np.ndarray) -> np.ndarray:
+    """As a log axis can show it."""
+    return np.where(np.isfinite(y), np.maximum(y, FLOOR), np.nan)
+
+
+def _look(style: Style) -> dict[str, Any]:
+    return {
+        "linestyle": style.line, "color": style.color, "linewidth": style.width,
+        "marker": style.marker, "markersize": 4.5,
+    }  # fmt: skip
+
+
+def _limit(axes: Axes, found: Sequence[Curve]) -> None:
+    """Keeps a diverging curve from flattening all others."""
+    kept = [_shown(c.distance[:1] if c.diverged else c.distance) for c in found]
+    top = HEADROOM * np.nanmax(np.concatenate(kept))
+    values = np.concatenate([_shown(c.distance) for c in found])
+    if np.nanmax(values) > top:
+        axes.set_ylim(np.nanmin(values) / 2, top)
 
 
 def _shade(left: Axes, right: Axes) -> None:
@@ -142,25 +166,30 @@ def _shade(left: Axes, right: Axes) -> None:
     left.set_ylim(bottom=bottom)
 
 
-def _legend(figure: Figure, axes: Axes, found: Sequence[Curve], shaded: bool) -> None:
+def _legend(figure: Figure, found: Sequence[Curve], styles: dict[str, Style], shaded: bool) -> None:
     """One legend in groups, outside the panels."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    by_label = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    diverged = {curve.label for curve in found if curve.diverged}
+    heading: Any = Line2D([], [], linestyle="none")
     entries: list[tuple[str, Any]] = []
-    for exact, heading in zip((True, False), HEADINGS, strict=False):
+    for exact, words in zip((True, False), HEADINGS, strict=False):
         labels = list(dict.fromkeys(c.label for c in found if c.exact == exact))
         if labels:
-            entries.append((heading, Line2D([], [], linestyle="none")))
-            entries += [(label, by_label[label]) for label in labels]
+            entries.append((words, heading))
+        for label in labels:
+            text = f"{label} (diverged)" if label in diverged else label
+            entries.append((text, Line2D([], [], **_look(styles[label]))))
     if shaded:
-        entries += [(HEADINGS[2], Line2D([], [], linestyle="none"))]
+        entries += [(HEADINGS[2], heading)]
         entries += [("within 1e-8 SE", Patch(color=SHADE, alpha=0.25))]
     legend = figure.legend(
-        [handle for _, handle in entries], [label for label, _ in entries],
+        [handle for _, handle in entries], ["label"] * len(entries),
         loc="outside right center", frameon=False, handlelength=3.2,
     )  # fmt: skip
-    for text in legend.get_texts():
-        if text.get_text() in HEADINGS:
-            text.set_fontweight("bold")
+    for shown, (text, handle) in zip(legend.get_texts(), entries, strict=True):
+        shown.set_parse_math(False)
+        shown.set_text(text)  # not given to `legend`, which drops labels with a leading underscore
+        if handle is heading:
+            shown.set_fontweight("bold")

@@ -118,7 +118,7 @@ def _solution(prepared: Prepared) -> dict[str, Any] | None:
 
 def _run(run: Run, prepared: Prepared) -> dict[str, Any]:
     result = run.result
-    last = last_row(run)
+    row = kept_row(run)
     return {
         "label": run.label,
         "algorithm": result.algorithm,
@@ -130,7 +130,8 @@ def _run(run: Run, prepared: Prepared) -> dict[str, Any]:
         "status": result.status,
         "message": result.message,
         "rounds": result.rounds,
-        **{key: last[key] for key in ("uploads", "bytes_up", "bytes_down", "objective")},
+        "stopped_at_round": result.history.column("round")[-1].as_py(),
+        **{key: row[key] for key in ("uploads", "bytes_up", "bytes_down", "objective")},
         "distance": distance_of(run, prepared, False),
         "distance_se": distance_of(run, prepared, True),
         "never_present": result.never_present,
@@ -141,10 +142,10 @@ def _run(run: Run, prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def last_row(run: Run) -> dict[str, Any]:
-    """The last row of a run's history."""
-    table = run.result.history
-    return table.slice(table.num_rows - 1).to_pylist()[0]
+def kept_row(run: Run) -> dict[str, Any]:
+    """The row of a run's history that belongs to its model: the last one, unless it diverged."""
+    rows = run.result.history.to_pylist()
+    return next(row for row in reversed(rows) if row["round"] <= run.result.rounds)
 
 
 def distance_of(run: Run, prepared: Prepared, in_se: bool) -> float | None:

@@ -15,11 +15,17 @@ from rich.text import Text
 
 from fedexact.config import Outcome, Prepared, Run
 from fedexact.data import Federation
-from fedexact.report.files import distance_of, last_row
+from fedexact.report.files import distance_of, kept_row
 
 ROOMY = 100  # columns
 SHOWN = 12  # clients listed one by one
-COLOURS = {"certified": "green", "not certified": "red", "cannot certify": "yellow"}
+COLOURS = {  # from the best verdict to the worst
+    "certified": "green",
+    "not certified": "red",
+    "cannot certify": "yellow",
+    "-": "",
+    "diverged": "red",
+}
 
 
 def data_summary(prepared: Prepared) -> RenderableType:
@@ -83,7 +89,7 @@ def closing(outcome: Outcome, out: str, files: Sequence[str]) -> RenderableType:
         if run.result.status == "diverged":
             lines.append(f"{run.label}, seed {run.seed}: {run.result.message}")
         if run.result.never_present:
-            absent = ", ".join(run.result.never_present[:SHOWN])
+            absent = _some(run.result.never_present)
             lines.append(f"{run.label}, seed {run.seed}: never present: {absent}")
     lines.append(f"written to {out}: {', '.join(files)}")
     return _lines(lines)
@@ -131,15 +137,15 @@ def _lines(lines: Sequence[str]) -> Group:
 
 
 def _row(label: str, runs: Sequence[Run], prepared: Prepared) -> list[RenderableType]:
-    last = [last_row(run) for run in runs]
+    rows = [kept_row(run) for run in runs]
     bounds = [run.result.certificate and run.result.certificate.distance_bound_se for run in runs]
     exact = all(run.result.exactness.exact for run in runs)
     return [
         Text(label, style="bold"),
         "exact" if exact else "biased",
         _cell([run.result.rounds for run in runs], str),
-        _cell([row["bytes_up"] / 1e6 for row in last], _megabytes),
-        _cell([row["bytes_down"] / 1e6 for row in last], _megabytes),
+        _cell([row["bytes_up"] / 1e6 for row in rows], _megabytes),
+        _cell([row["bytes_down"] / 1e6 for row in rows], _megabytes),
         _cell([distance_of(run, prepared, True) for run in runs], _power),
         _cell([distance_of(run, prepared, False) for run in runs], _power),
         _cell(bounds, _power),
@@ -161,11 +167,22 @@ def _cell(values: Sequence[float | None], show: Callable[[float], str]) -> str:
 
 def _verdict(runs: Sequence[Run]) -> Text:
     """The worst verdict, with how many runs have it when not all do."""
-    verdicts = [run.result.certificate.verdict if run.result.certificate else "-" for run in runs]
-    ranks = [*COLOURS, "-"]
-    worst = max(verdicts, key=ranks.index)
+    verdicts = [_verdict_of(run) for run in runs]
+    worst = max(verdicts, key=list(COLOURS).index)
     text = worst if len(set(verdicts)) == 1 else f"{worst}\n({verdicts.count(worst)}/{len(runs)})"
-    return Text(text, style=COLOURS.get(worst, ""))
+    return Text(text, style=COLOURS[worst])
+
+
+def _verdict_of(run: Run) -> str:
+    if run.result.status == "diverged":
+        return "diverged"
+    return run.result.certificate.verdict if run.result.certificate else "-"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _power(value: float) -> str:
