@@ -165,7 +165,7 @@ def gradient_mapping(problem: Problem, x: np.ndarray, here: Pass, step: float) -
     """(d,) G = (x - prox_{step g}(x - step grad F(x))) / step, without a regulariser grad F(x)."""
     if isinstance(problem.regularizer, Zero):
         return here.grad
-    return (x - proximal(problem.regularizer, x - step * here.grad, step)) / step
+    return (x - problem.prox(x - step * here.grad, step)) / step
 
 
 def point(problem: Problem, x: np.ndarray, here: Pass, step: float) -> Point | None:
@@ -177,12 +177,12 @@ def point(problem: Problem, x: np.ndarray, here: Pass, step: float) -> Point | N
         return Point(x, x, np.zeros_like(x), here.grad, here.rounding, 0.0, True, settled)
     # The first step finds the kinks and active bounds of g near x; from there on the subgradient
     # of the second is not one of moving onto them.
-    first = proximal(g, x - step * here.grad, step)
+    first = problem.prox(x - step * here.grad, step)
     between = one_pass(problem, first)
     if not between.finite:
         return None
     u = first - step * between.grad
-    y = proximal(g, u, step)
+    y = problem.prox(u, step)
     there = one_pass(problem, y)
     if not there.finite:
         return None
@@ -198,21 +198,11 @@ def point(problem: Problem, x: np.ndarray, here: Pass, step: float) -> Point | N
 
 def _fall(problem: Problem, x: np.ndarray, y: np.ndarray, here: Pass) -> float:
     """Bound on Phi(x) - Phi(y): F(x) - F(y) <= <grad F(x), x - y> by convexity."""
-    g_x, g_y = penalty(problem.regularizer, x), penalty(problem.regularizer, y)
+    g_x, g_y = problem.penalty(x), problem.penalty(y)
     if not np.isfinite(g_x):
         return np.inf
     rounding = float(here.rounding @ np.abs(x - y)) + rounding_factor(problem) * (g_x + g_y)
     return float(here.grad @ (x - y)) + g_x - g_y + rounding
-
-
-def proximal(g: Regularizer, u: np.ndarray, step: float) -> np.ndarray:
-    """(d,) prox of g as NumPy."""
-    return np.asarray(g.prox(jnp.asarray(u), step))
-
-
-def penalty(g: Regularizer, x: np.ndarray) -> float:
-    """g(x)."""
-    return float(g.value(jnp.asarray(x)))
 
 
 # --- positive definite matrices and their norms ---------------------------------------------------
@@ -516,7 +506,7 @@ def dual_gap(problem: Problem, x: np.ndarray, here: Pass) -> float:
     smooth = l2 > 0
     above = np.maximum(np.abs(scale * correlation) - l1, 0.0)
     h_conjugate = float(np.sum(above[smooth] ** 2 / (2.0 * l2[smooth])))
-    g = penalty(problem.regularizer, x)
+    g = problem.penalty(x)
     rounding = here.value_rounding + rounding_factor(problem) * (size + g + h_conjugate)
     rounding += float(here.rounding @ np.abs(x))  # of the constraints on theta
     gap = here.value + g + conjugate + h_conjugate

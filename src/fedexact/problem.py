@@ -141,10 +141,19 @@ class Problem:
         """(d, d) Hessian of F."""
         return self._mean(_hessian, x)
 
-    @in_float64
     def objective(self, x: Any) -> float:
         """F(x) + g(x)."""
-        return self.value(x) + float(self.regularizer.value(jnp.asarray(x, float)))
+        return self.value(x) + self.penalty(x)
+
+    @in_float64
+    def penalty(self, x: Any) -> float:
+        """g(x)."""
+        return float(self.regularizer.value(jnp.asarray(x, float)))
+
+    @in_float64
+    def prox(self, v: np.ndarray, step: float) -> np.ndarray:
+        """(d,) argmin_u g(u) + |u - v|^2 / (2 step)."""
+        return np.asarray(self.regularizer.prox(jnp.asarray(v), step))
 
     def loss_sum(self, x: Any) -> float:
         """Sum over all rows of the loss, each row once, without ridge."""

@@ -407,9 +407,9 @@ def check_fit(problem: Problem, algorithm: Algorithm) -> None:
 def evaluate(problem: Problem, x: np.ndarray) -> tuple[float, float]:
     """F(x) + g(x) and the norm of the gradient mapping with step 1/L_F, in one pass."""
     value, grad = problem.value_and_grad(x)
-    g, step = problem.regularizer, 1.0 / problem.constants().L_F
-    moved = np.asarray(g.prox(jnp.asarray(x - step * grad), step))
-    return value + float(g.value(jnp.asarray(x))), float(np.linalg.norm(x - moved)) / step
+    step = 1.0 / problem.constants().L_F
+    moved = problem.prox(x - step * grad, step)
+    return value + problem.penalty(x), float(np.linalg.norm(x - moved)) / step
 
 
 def _is_number(value: Any) -> bool:
