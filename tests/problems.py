@@ -40,6 +40,18 @@ def logistic(
     return fx.Problem(clients, loss="logistic", **{"l2": 0.1, **kwargs})
 
 
+def random_targets(loss: str, eta: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Targets for the linear predictors `eta`; three classes at random for "multinomial"."""
+    n = len(eta)
+    return {
+        "squared": lambda: eta + rng.normal(size=n),
+        "huber": lambda: eta + rng.standard_t(1.5, size=n),
+        "logistic": lambda: (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(float),
+        "poisson": lambda: rng.poisson(np.exp(eta)).astype(float),
+        "multinomial": lambda: rng.permutation(np.arange(n) % 3).astype(float),
+    }[loss]()
+
+
 ALGORITHMS: dict[str, Callable[[], fx.Algorithm]] = {
     "FedAvg": lambda: fx.FedAvg(local_steps=3),
     "FedAvg batch": lambda: fx.FedAvg(local_steps=3, batch_size=4),
@@ -65,3 +77,24 @@ PARTICIPATIONS: dict[str, fx.Participation] = {
     "cyclic": fx.Cyclic(2),
     "sine": fx.Sine(0.5, 0.8, 7),
 }
+
+# What follows the rounds in an experiment file on a table.csv with the columns site, age, dose, y.
+THREE_SITES = """\
+[data]
+csv = "table.csv"
+client = "site"
+target = "y"
+features = ["age", "dose"]
+standardize = true
+[problem]
+loss = "logistic"
+fit_intercept = true
+l2 = 0.1
+[participation]
+name = "bernoulli"
+p = [0.9, 0.5, 0.7]
+[[algorithms]]
+name = "FedAvg"
+[[algorithms]]
+name = "FOCUS"
+"""

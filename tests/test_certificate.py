@@ -36,6 +36,7 @@ from fedexact.regularizers import (
     Regularizer,
     SquaredL2,
 )
+from problems import random_targets
 
 N, P = 48, 3
 LOSSES = ["squared", "logistic", "poisson", "huber", "multinomial"]
@@ -51,13 +52,7 @@ def make(loss: str, seed: int, **options: Any) -> Problem:
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(N, P)) @ (np.eye(P) + rng.uniform(0, 0.8))
     eta = X @ rng.normal(size=P) * 0.4 - 0.2
-    y = {
-        "squared": lambda: eta + rng.normal(size=N),
-        "huber": lambda: eta + rng.standard_t(1.5, size=N),
-        "logistic": lambda: (rng.random(N) < 1 / (1 + np.exp(-eta))).astype(float),
-        "poisson": lambda: rng.poisson(np.exp(eta)).astype(float),
-        "multinomial": lambda: rng.permutation(np.arange(N) % 3).astype(float),
-    }[loss]()
+    y = random_targets(loss, eta, rng)
     options = {"fit_intercept": True} | options
     return Problem(split(X, y), loss=loss, **options)
 

@@ -28,6 +28,7 @@ from fedexact.config import runner
 from fedexact.data import PARTITIONS
 from fedexact.report import files
 from fedexact.report.figure import FLOOR
+from problems import THREE_SITES
 
 FILES = ["experiment.toml", "figure.png", "figure.svg", "history.parquet", "result.json"]
 
@@ -35,28 +36,7 @@ TABLE = "site,age,dose,y\n" + "".join(
     f"{'ABC'[i % 3]},{40 + (7 * i) % 31},{(5 * i) % 8},{int((i * i) % 5 > 1)}\n" for i in range(36)
 )
 
-EXPERIMENT = """\
-title = "Three sites"
-rounds = 60
-record_every = 5
-[data]
-csv = "table.csv"
-client = "site"
-target = "y"
-features = ["age", "dose"]
-standardize = true
-[problem]
-loss = "logistic"
-fit_intercept = true
-l2 = 0.1
-[participation]
-name = "bernoulli"
-p = [0.9, 0.5, 0.7]
-[[algorithms]]
-name = "FedAvg"
-[[algorithms]]
-name = "FOCUS"
-"""
+EXPERIMENT = 'title = "Three sites"\nrounds = 60\nrecord_every = 5\n' + THREE_SITES
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ from fedexact import config, data
 from fedexact.config.models import ProblemTable
 from fedexact.config.records import record_fields
 from fedexact.data import PARTITIONS, Features, Target
+from problems import THREE_SITES
 
 TABLE = """\
 site,age,dose,group,y
@@ -28,26 +29,7 @@ C,61,1,v,0
 A,42,2,u,1
 """
 
-EXPERIMENT = """\
-rounds = 30
-[data]
-csv = "table.csv"
-client = "site"
-target = "y"
-features = ["age", "dose"]
-standardize = true
-[problem]
-loss = "logistic"
-fit_intercept = true
-l2 = 0.1
-[participation]
-name = "bernoulli"
-p = [0.9, 0.5, 0.7]
-[[algorithms]]
-name = "FedAvg"
-[[algorithms]]
-name = "FOCUS"
-"""
+EXPERIMENT = "rounds = 30\n" + THREE_SITES
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from fedexact.losses import CustomLoss, Huber, Rows
 from fedexact.problem import Problem
 from fedexact.reference import reference
 from fedexact.regularizers import L1, Box, ElasticNet, GroupLasso, L2Ball, NonNegative
+from problems import random_targets
 
 N, P = 60, 3
 
@@ -40,13 +41,7 @@ def make(loss: Any, seed: int, scale: Any = 1.0, **options: Any) -> Problem:
     X = rng.normal(size=(N, P)) @ (np.eye(P) + 0.4)
     eta = X @ rng.normal(size=P) * 0.5 - 0.2
     name = loss if isinstance(loss, str) else "squared"
-    y = {
-        "squared": lambda: eta + rng.normal(size=N),
-        "huber": lambda: eta + rng.standard_t(1.5, size=N),
-        "logistic": lambda: (rng.random(N) < 1 / (1 + np.exp(-eta))).astype(float),
-        "poisson": lambda: rng.poisson(np.exp(eta)).astype(float),
-        "multinomial": lambda: rng.permutation(np.arange(N) % 3).astype(float),
-    }[name]()
+    y = random_targets(name, eta, rng)
     options = {"fit_intercept": True} | options
     return Problem(split(X * np.asarray(scale), y), loss=loss, **options)
 
