@@ -117,7 +117,7 @@ def engine_variant(
     cohorts = participation.cohorts(problem.n_clients, 0, ROUNDS, 0)
 
     def advance() -> np.ndarray:
-        after = engine.advance(algorithm, problem, state, cohorts, 0, root_key(0))
+        after, _ = engine.advance(algorithm, problem, state, cohorts, 0, root_key(0))
         return np.asarray(after.server.x)
 
     return advance

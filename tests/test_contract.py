@@ -19,7 +19,7 @@ from problems import least_squares, programs
 
 PROBLEM = least_squares(10)
 REGISTRY = pytest.mark.parametrize("cls", fx.ALGORITHMS.values(), ids=fx.ALGORITHMS.keys())
-ORACLE = {"value", "grad", "stochastic_grad", "prox", "hessian"}
+ORACLE = {"value", "grad", "stochastic_grad", "prox", "hessian", "n_rows"}
 
 
 def resolved(cls: type[Algorithm], **hyperparameters: float) -> Algorithm:
@@ -38,6 +38,8 @@ def test_names_and_words(cls: type[Algorithm]) -> None:
     assert cls.summary
     assert len(cls.summary) <= 80
     assert cls.reference
+    assert cls.participation
+    assert cls.rate
     assert cls.requires <= ORACLE
     assert cls.lower in {f.name for f in dataclasses.fields(cls)}
     assert cls.__module__.startswith("fedexact.algorithms.")
@@ -47,7 +49,7 @@ def test_names_and_words(cls: type[Algorithm]) -> None:
 def test_the_file_reads_like_its_paper(cls: type[Algorithm]) -> None:
     """One algorithm per file, short, its equations on top."""
     text = Path(inspect.getfile(cls)).read_text()
-    assert len(text.splitlines()) <= 110
+    assert len(text.splitlines()) <= 125
     head = inspect.getdoc(inspect.getmodule(cls)) or ""
     assert "local" in head
     assert "push" in head
@@ -99,12 +101,10 @@ def test_hyperparameters_are_leaves_that_vmap_takes(cls: type[Algorithm]) -> Non
 def test_state_is_arrays_of_known_shape(cls: type[Algorithm]) -> None:
     algorithm = resolved(cls)
     server, clients = initial(algorithm, PROBLEM, jnp.zeros(PROBLEM.dim))
-    for leaf in jax.tree.leaves(server):
-        assert leaf.shape in ((), (PROBLEM.dim,))
+    for leaf in jax.tree.leaves((server, clients)):
         assert leaf.dtype == jnp.float64
     for leaf in jax.tree.leaves(clients):
-        assert leaf.shape == (4, PROBLEM.dim)
-        assert leaf.dtype == jnp.float64
+        assert leaf.shape[0] == 4
     assert algorithm.model(server).shape == (PROBLEM.dim,)
     assert float(jnp.max(jnp.abs(algorithm.invariant(server, clients)))) == 0.0
 
@@ -160,6 +160,15 @@ def test_exactness_is_kept_as_promised(cls: type[Algorithm]) -> None:
     else:
         assert distance > 1e-4
         assert result.certificate.verdict == "not certified"
+
+
+@REGISTRY
+def test_the_assumptions_are_said(cls: type[Algorithm]) -> None:
+    """A client that never comes back violates one of them, whatever the algorithm."""
+    for p, met in ((0.5, True), ([1.0, 1.0, 0.0, 1.0], False)):
+        setting = setting_of(PROBLEM, fx.Bernoulli(p))
+        assumed = dict(cls().resolve(setting).assumptions(setting))
+        assert assumed["every client keeps coming back"] is met
 
 
 @REGISTRY

@@ -25,7 +25,9 @@ def assert_same(a: fx.Result, b: fx.Result) -> None:
         for field in mine:
             assert np.max(np.abs(mine[field] - theirs[field]), initial=0.0) <= CLOSE * scale, field
     assert a.never_present == b.never_present
-    counts = ["round", "participants", "uploads", "bytes_up", "bytes_down"]
+    counts = [
+        "round", "participants", "uploads", "bytes_up", "bytes_down", "gradient_evaluations"
+    ]  # fmt: skip
     assert a.history.select(counts).equals(b.history.select(counts))
 
 

@@ -19,7 +19,7 @@ FLOORS = [
     ["oracles", "participation"],
     ["algorithms"],
     ["layout", "problem", "engines"],
-    ["bounds", "certificate", "reference", "result", "solve"],
+    ["bounds", "certificate", "reference", "result", "solve", "theory"],
     ["data"],
     ["report", "config", "cli", "__main__"],
 ]
@@ -34,6 +34,9 @@ SAME_FLOOR = {
     ("certificate", "bounds"),
     ("solve", "certificate"),
     ("solve", "result"),
+    ("theory", "reference"),
+    ("theory", "result"),
+    ("theory", "solve"),
     ("cli", "config"),
     ("cli", "report"),
     ("report", "config"),

@@ -38,6 +38,54 @@ def test_the_history_counts() -> None:
     assert table["gradient_mapping"][-1] == pytest.approx(grad, rel=1e-9)
 
 
+GRADIENTS = {  # rows per visit of a client with 8 rows
+    fx.FedAvg(local_steps=3): 3 * 8,
+    fx.FedAvg(local_steps=3, batch_size=5): 3 * 5,
+    fx.SCAFFOLD(local_steps=3, option=2): 3 * 8,
+    fx.SCAFFOLD(local_steps=3, option=1, batch_size=5): 4 * 5,
+    fx.FOCUS(local_steps=2): 2 * 8,
+    fx.FedSplit(): 8,  # factored
+}
+
+
+@pytest.mark.parametrize("engine", ["compiled", "loop"])
+@pytest.mark.parametrize(("algorithm", "per_visit"), GRADIENTS.items(), ids=repr)
+def test_row_gradients_are_counted(algorithm: fx.Algorithm, per_visit: int, engine: str) -> None:
+    result = fx.solve(PROBLEM, algorithm, fx.Uniform(3), rounds=10, record_every=5, engine=engine)
+    assert result.history["gradient_evaluations"].to_pylist() == [0, 15 * per_visit, 30 * per_visit]
+
+
+def test_the_inner_steps_of_a_prox_are_counted() -> None:
+    """A Newton prox from its own solution takes one step, from afar a few; both engines agree."""
+    problem = logistic(3)
+    rows = int(problem.n_rows.sum())
+    counts = []
+    for engine in ("compiled", "loop"):
+        result = fx.solve(problem, fx.FedSplit(), rounds=200, record_every=1, engine=engine)
+        counts.append(np.diff(result.history["gradient_evaluations"].to_numpy()))
+        assert 2 * rows <= counts[-1][0] <= 8 * rows
+        assert counts[-1][-1] == rows
+    assert np.array_equal(*counts)
+
+
+def test_diagnostics_are_those_of_the_clients_models() -> None:
+    """Recorded on the way, they are the differences of the states of two runs."""
+    for algorithm, field in ((fx.FedDR(), "x"), (fx.FedSplit(), "u")):
+        runs = [
+            fx.solve(PROBLEM, algorithm, fx.Uniform(2), rounds=r, record_every=7, diagnostics=True)
+            for r in (13, 14)
+        ]
+        before, now = (run.clients[field] for run in runs)
+        last = runs[1].history.to_pylist()[-1]
+        apart = np.sqrt(np.mean(np.sum((now - runs[1].x) ** 2, axis=1)))
+        moved = np.sqrt(np.mean(np.sum((now - before) ** 2, axis=1)))
+        assert last["local_distance"] == pytest.approx(apart, rel=1e-12)
+        assert last["local_change"] == pytest.approx(moved, rel=1e-12)
+        plain = fx.solve(PROBLEM, algorithm, fx.Uniform(2), rounds=14, record_every=7)
+        assert np.array_equal(plain.x, runs[1].x)
+        assert plain.history["local_change"].null_count == len(plain.history)
+
+
 def test_without_a_reference_there_is_no_distance() -> None:
     history = fx.solve(PROBLEM, fx.FOCUS(), rounds=3).history
     assert history["distance"].null_count == len(history)

@@ -4,7 +4,8 @@ A round r with participants S_r: every k in S_r receives ``pull(server, r)``; co
 ``(new client state, upload) = local(client state, pulled, oracle, key)``; the server receives only
 the plain sum of the uploads and their number, ``push(server, total, count)``. A client outside S_r
 keeps its state bit for bit; a round with nobody changes nothing but the round counter, which the
-engine owns. Models are flat vectors x in R^d.
+engine owns. Models are flat vectors x in R^d. Where an
+algorithm `receives`, the participants get the new model after the push: a second message down.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ class Oracle(Protocol):
     """
 
     @property
+    def n_rows(self) -> Any: ...  # n_k, scalar
+    @property
     def smoothness(self) -> Any: ...  # L_k, scalar
     @property
     def strong_convexity(self) -> Any: ...  # l_k, scalar
@@ -208,6 +211,13 @@ class Exactness(NamedTuple):
     why: str
 
 
+class Assumption(NamedTuple):
+    """Something that the guarantee of an algorithm needs, and whether it holds here."""
+
+    what: str
+    met: bool
+
+
 # --- the algorithm --------------------------------------------------------------------------------
 
 
@@ -223,7 +233,10 @@ class Algorithm(abc.ABC, Generic[S, C, B, U]):
     summary: ClassVar[str]  # one line for `fedexact list`
     reference: ClassVar[str]  # the paper
     requires: ClassVar[frozenset[str]]  # methods of the oracle that `local` calls
+    participation: ClassVar[str]  # under which its guarantee holds, in words
+    rate: ClassVar[str]  # that is guaranteed, in words
     composite: ClassVar[bool] = False  # handles a regulariser g
+    receives: ClassVar[bool] = False  # participants get the new model after the push
     lower: ClassVar[str]  # the hyperparameter to lower (or raise, in words) when the run diverges
 
     @abc.abstractmethod
@@ -233,6 +246,10 @@ class Algorithm(abc.ABC, Generic[S, C, B, U]):
     @abc.abstractmethod
     def exactness(self, setting: Setting) -> Exactness:
         """Exact or biased by theory, under this participation."""
+
+    @abc.abstractmethod
+    def assumptions(self, setting: Setting) -> tuple[Assumption, ...]:
+        """What the guarantee of `rate` needs, and whether it holds under this participation."""
 
     @abc.abstractmethod
     def init_server(self, x0: Array, n_clients: int) -> S: ...
@@ -255,6 +272,18 @@ class Algorithm(abc.ABC, Generic[S, C, B, U]):
     @abc.abstractmethod
     def model(self, server: S) -> Array:
         """(d,) the model the server would hand out now."""
+
+    def receive(self, client: C, model: Array) -> C:
+        """New state of a participant that gets the (d,) model after the push, where `receives`."""
+        raise NotImplementedError(f"{self.name} has no `receive`")
+
+    def row_gradients(self, client: C, oracle: Oracle, key: Array) -> Array | int:
+        """Rows whose gradient `local` computes; those inside a prox are counted by the engine."""
+        return 0
+
+    def local_models(self, clients: C) -> Array | None:
+        """(N, d) the clients' own models, where they keep one; `clients` is stacked."""
+        return None
 
     def invariant(self, server: S, clients: C) -> Array:
         """(d,) what the rounds conserve at zero; `clients` is stacked, with a leading axis N."""

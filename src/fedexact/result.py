@@ -24,13 +24,20 @@ HISTORY = pa.schema(
     [
         ("round", pa.int64()),  # rounds done
         ("participants", pa.int64()),  # in the last of them
-        ("uploads", pa.int64()),  # so far; so are the bytes
+        ("uploads", pa.int64()),  # so far; so are the bytes and the gradients
         ("bytes_up", pa.int64()),
         ("bytes_down", pa.int64()),
+        ("gradient_evaluations", pa.int64()),  # rows whose gradient was computed
         ("objective", pa.float64()),  # F + g
         ("gradient_mapping", pa.float64()),  # norm
         ("distance", pa.float64()),  # |x - reference|_2, null without a reference
         ("distance_se", pa.float64()),  # max_j |x_j - reference_j| / SE_j, null without SEs
+        # null without diagnostics=True, or where the clients have no models of their own:
+        (
+            "local_distance",
+            pa.float64(),
+        ),  # sqrt(mean_k |x_k - x|^2), from the model to the clients'
+        ("local_change", pa.float64()),  # sqrt(mean_k |x_k - x_k before|^2) of the last round
     ]
 )
 
@@ -164,9 +171,17 @@ def from_fields(like: Any, fields: Arrays, what: str) -> Any:
 
 
 def hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
-    """By name; a regulariser in words."""
-    values = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
-    return {name: _in_words(value) for name, value in values.items()}
+    """By name; a regulariser in words, an algorithm inside another by its own names."""
+    values = {}
+    for field in dataclasses.fields(algorithm):
+        value = getattr(algorithm, field.name)
+        if isinstance(value, Algorithm):
+            values[field.name] = value.name
+            inner = hyperparameters(value).items()
+            values |= {f"{field.name}.{name}": part for name, part in inner}
+        else:
+            values[field.name] = _in_words(value)
+    return values
 
 
 def _in_words(value: Any) -> Any:

@@ -69,6 +69,7 @@ def solve(
     reference_se: Any = None,
     resume: Result | None = None,
     callback: Callable[[Progress], None] | None = None,
+    diagnostics: bool = False,
 ) -> Result:
     """Runs `algorithm` on `problem` and certifies where it landed.
 
@@ -81,7 +82,7 @@ def solve(
         tol: stop at the first recorded round whose gradient mapping norm is <= tol. A small step
             is never convergence.
         seed: of participation and mini-batches; the same seed replays the run bit for bit.
-        engine: "compiled" or "loop"; the same numbers.
+        engine: "compiled", "loop" or "matrix"; the same numbers.
         record_every: rounds between two rows of the history, by default rounds / 100. A recording
             costs one pass over all rows.
         x0: (d,) start, zeros if left out.
@@ -90,6 +91,8 @@ def solve(
         resume: a Result of the same run stopped earlier; the outcome is that of the uninterrupted
             run bit for bit.
         callback: called at each recording.
+        diagnostics: also record `local_distance` and `local_change`, the two quantities that
+            control FedDR (the clients' models against the server's, and against their last).
 
     Returns:
         Result. A run that diverges (non-finite values, or growing) is stopped with a
@@ -103,8 +106,9 @@ def solve(
     participation = Full() if participation is None else participation
     target = (tol, reference, reference_se)
     run = _Run.prepare(
-        problem, algorithm, participation, rounds, seed, engine, record_every, x0, target, resume
-    )
+        problem, algorithm, participation, rounds, seed, engine, record_every, x0, target, resume,
+        diagnostics,
+    )  # fmt: skip
     try:
         return run.go(callback)
     except KeyboardInterrupt:
@@ -146,6 +150,7 @@ class _Done(NamedTuple):
     state: State
     round: int
     uploads: int
+    gradients: int  # of rows
     seen: np.ndarray  # (N,) bool
     history: tuple[dict[str, Any], ...]
     good: tuple[State, int, float]  # the recorded state of least gradient mapping, its round, it
@@ -169,6 +174,7 @@ class _Run:
     bytes_down: int  # what one participant receives in one round
     bytes_up: int  # and what it sends
     identity: dict[str, Any]
+    diagnostics: bool
     done: _Done
 
     @staticmethod
@@ -183,6 +189,7 @@ class _Run:
         x0: Any,
         target: tuple[Any, Any, Any],
         resume: Result | None,
+        diagnostics: bool,
     ) -> _Run:
         check_kind("problem", problem, Problem)
         check_kind("participation", participation, Participation)
@@ -212,7 +219,7 @@ class _Run:
         }
         run = _Run(
             problem, algorithm, given, setting, participation, rounds, record_every, seed,
-            ENGINES[engine], _Target.of(problem, *target), state, down, up, identity,
+            ENGINES[engine], _Target.of(problem, *target), state, down, up, identity, diagnostics,
             cast(Any, None),
         )  # fmt: skip
         run.done = run.fresh() if resume is None else run.resumed(resume)
@@ -221,11 +228,11 @@ class _Run:
     def fresh(self) -> _Done:
         """Before round 0."""
         state = self.engine.load(self.problem, *self.initial)
-        row = self.row(state, 0, 0, 0)
+        row = self.row(state, 0, 0, 0, 0)
         if not np.isfinite(row["gradient_mapping"]):
             raise InputError("x0: the loss or its gradient overflows there; start nearer to 0")
         nobody = np.zeros(self.problem.n_clients, bool)
-        return _Done(state, 0, 0, nobody, (row,), (state, 0, row["gradient_mapping"]))
+        return _Done(state, 0, 0, 0, nobody, (row,), (state, 0, row["gradient_mapping"]))
 
     def resumed(self, resume: Result) -> _Done:
         """Where an earlier Result stopped; its last row goes if the full run would not have it."""
@@ -242,7 +249,8 @@ class _Run:
             history.pop()
         seen = ~np.isin(self.problem.names, resume.never_present)
         good = (state, round, last["gradient_mapping"])
-        return _Done(state, round, last["uploads"], seen, tuple(history), good)
+        uploads, gradients = last["uploads"], last["gradient_evaluations"]
+        return _Done(state, round, uploads, gradients, seen, tuple(history), good)
 
     def go(self, callback: Callable[[Progress], None] | None) -> Result:
         """All rounds to the end, the tolerance, or divergence."""
@@ -256,21 +264,33 @@ class _Run:
 
     def advanced(self) -> _Done:
         """The rounds up to the next recording."""
-        state, round, uploads, seen, history, good = self.done
+        state, round, uploads, gradients, seen, history, good = self.done
         to = min(self.rounds, (round // self.record_every + 1) * self.record_every)
-        cohorts = self.participation.cohorts(self.problem.n_clients, round, to, self.seed)
-        state = self.engine.advance(
-            self.algorithm, self.problem, state, cohorts, round, root_key(self.seed)
-        )
-        uploads += len(cohorts.ids)
-        seen = seen.copy()
-        seen[cohorts.ids] = True
-        row = self.row(state, to, uploads, int(cohorts.offsets[-1] - cohorts.offsets[-2]))
+        seen, before, participants = seen.copy(), None, 0
+        for first, last in self.stretches(round, to):
+            before = self.local_models(state)
+            cohorts = self.participation.cohorts(self.problem.n_clients, first, last, self.seed)
+            state, rows = self.engine.advance(
+                self.algorithm, self.problem, state, cohorts, first, root_key(self.seed)
+            )
+            uploads, gradients = uploads + len(cohorts.ids), gradients + rows
+            seen[cohorts.ids] = True
+            participants = int(cohorts.offsets[-1] - cohorts.offsets[-2])
+        row = self.row(state, to, uploads, gradients, participants)
+        row |= self.diagnosis(state, before)
         if row["gradient_mapping"] < good[2]:
             good = (state, to, row["gradient_mapping"])
-        return _Done(state, to, uploads, seen, (*history, row), good)
+        return _Done(state, to, uploads, gradients, seen, (*history, row), good)
 
-    def row(self, state: State, round: int, uploads: int, participants: int) -> dict[str, Any]:
+    def stretches(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The rounds in one go; for diagnostics the last one on its own."""
+        if not self.diagnostics or stop - start == 1:
+            return [(start, stop)]
+        return [(start, stop - 1), (stop - 1, stop)]
+
+    def row(
+        self, state: State, round: int, uploads: int, gradients: int, participants: int
+    ) -> dict[str, Any]:
         """A row of the history."""
         x = self.model(state)
         objective, mapping = np.nan, np.inf
@@ -283,10 +303,29 @@ class _Run:
             "uploads": uploads,
             "bytes_up": uploads * self.bytes_up,
             "bytes_down": uploads * self.bytes_down,
+            "gradient_evaluations": gradients,
             "objective": objective,
             "gradient_mapping": mapping,
             "distance": distance,
             "distance_se": distance_se,
+        }
+
+    def local_models(self, state: State) -> np.ndarray | None:
+        """(N, d) the clients' own models, for diagnostics."""
+        if not self.diagnostics:
+            return None
+        models = self.algorithm.local_models(self.engine.clients(self.problem, state))
+        return None if models is None else np.asarray(models)
+
+    def diagnosis(self, state: State, before: np.ndarray | None) -> dict[str, float]:
+        """How far the clients' models are from the server's and from what they were a round ago."""
+        now = self.local_models(state)
+        if now is None or before is None:
+            return {}
+        apart, moved = now - self.model(state)[None, :], now - before
+        return {
+            "local_distance": float(np.sqrt(np.mean(np.sum(apart**2, axis=1)))),
+            "local_change": float(np.sqrt(np.mean(np.sum(moved**2, axis=1)))),
         }
 
     def stop_reason(self) -> tuple[str, str] | None:
@@ -356,7 +395,7 @@ class _Run:
             x=x,
             algorithm=self.algorithm.name,
             hyperparameters=values,
-            chosen={k: v for k, v in values.items() if given[k] is None and _is_number(v)},
+            chosen={k: v for k, v in values.items() if given.get(k) is None and _is_number(v)},
             exactness=self.algorithm.exactness(self.setting),
             rounds=round,
             status=status,
@@ -424,7 +463,8 @@ def bytes_per_visit(
     oracle = oracles_for(algorithm, problem)[0].client(0)
     pulled = jax.eval_shape(algorithm.pull, server, 0)
     _, upload = jax.eval_shape(algorithm.local, client, pulled, oracle, root_key(0))
-    return _bytes(pulled), _bytes(upload)
+    model = _bytes(algorithm.model(server)) if algorithm.receives else 0
+    return _bytes(pulled) + model, _bytes(upload)
 
 
 def _bytes(tree: Any) -> int:

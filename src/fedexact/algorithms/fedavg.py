@@ -22,8 +22,16 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from jax import Array, lax
 
-from fedexact.algorithms.common import check, exact_if_seen, local_grad
-from fedexact.core import Algorithm, Exactness, Oracle, Setting, record, static
+from fedexact.algorithms.common import (
+    check,
+    comes_back,
+    evenly,
+    exact_if_seen,
+    local_grad,
+    rows_per_gradient,
+    smooth,
+)
+from fedexact.core import Algorithm, Assumption, Exactness, Oracle, Setting, record, static
 
 
 class Server(NamedTuple):
@@ -41,6 +49,8 @@ class FedAvg(Algorithm[Server, tuple[()], Array, Array]):
     summary: ClassVar[str] = "local gradient steps, averaged; biased by client drift"
     reference: ClassVar[str] = "McMahan et al. 2017"
     requires: ClassVar[frozenset[str]] = frozenset({"grad"})
+    participation: ClassVar[str] = "any; uneven participation biases further"
+    rate: ClassVar[str] = "linear to a biased point (strongly convex)"
     lower: ClassVar[str] = "lr"
 
     def __post_init__(self) -> None:
@@ -63,6 +73,9 @@ class FedAvg(Algorithm[Server, tuple[()], Array, Array]):
             return Exactness(False, "right on average only: the cohort's mean gradient is noisy")
         return Exactness(False, "uneven participation: aims at the q_k-weighted objective")
 
+    def assumptions(self, setting: Setting) -> tuple[Assumption, ...]:
+        return smooth(setting), comes_back(setting), evenly(setting)
+
     def init_server(self, x0: Array, n_clients: int) -> Server:
         return Server(x0)
 
@@ -79,6 +92,9 @@ class FedAvg(Algorithm[Server, tuple[()], Array, Array]):
             return z - self.lr * local_grad(oracle, z, key, i, self.batch_size)
 
         return client, lax.fori_loop(0, self.local_steps, descend, pulled) - pulled
+
+    def row_gradients(self, client: tuple[()], oracle: Oracle, key: Array) -> Array | int:
+        return self.local_steps * rows_per_gradient(oracle, self.batch_size)
 
     def push(self, server: Server, total: Array, count: Array) -> Server:
         return Server(server.x + self.lr_server * total / count)

@@ -24,8 +24,16 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax.numpy as jnp
 from jax import Array
 
-from fedexact.algorithms.common import balance, check, exact_if_seen
-from fedexact.core import Algorithm, Exactness, Oracle, Prox, Setting, record, static
+from fedexact.algorithms.common import (
+    balance,
+    check,
+    comes_back,
+    convex,
+    exact_if_seen,
+    smooth,
+    strongly_convex,
+)
+from fedexact.core import Algorithm, Assumption, Exactness, Oracle, Prox, Setting, record, static
 
 
 class Server(NamedTuple):
@@ -53,6 +61,8 @@ class FedDR(Algorithm[Server, Client, Array, Array]):
     reference: ClassVar[str] = "Tran-Dinh, Pham, Phan & Nguyen 2021, arXiv 2103.03452"
     requires: ClassVar[frozenset[str]] = frozenset({"prox"})
     composite: ClassVar[bool] = True
+    participation: ClassVar[str] = "any"
+    rate: ClassVar[str] = "linear (strongly convex), O(1/T) (convex or nonconvex)"
     lower: ClassVar[str] = "relax"
 
     def __post_init__(self) -> None:
@@ -69,6 +79,13 @@ class FedDR(Algorithm[Server, Client, Array, Array]):
         if self.relax > 2.0 or (self.relax == 2.0 and setting.constants.l <= 0):
             return Exactness(False, "relax < 2 needs convexity, relax = 2 every l_k > 0")
         return exact_if_seen(setting, "y_k remembers s grad f_k(x*): operator splitting")
+
+    def assumptions(self, setting: Setting) -> tuple[Assumption, ...]:
+        c = setting.constants
+        if not c.convex:
+            bound = Assumption("2 - relax - 2 step L > 0", 2 - self.relax - 2 * self.step * c.L > 0)
+            return smooth(setting), bound, comes_back(setting)
+        return (convex if self.relax < 2 else strongly_convex)(setting), comes_back(setting)
 
     def init_server(self, x0: Array, n_clients: int) -> Server:
         return Server(x_bar=x0, x_tilde=x0, w=x0, N=jnp.asarray(n_clients, x0.dtype))
@@ -96,6 +113,9 @@ class FedDR(Algorithm[Server, Client, Array, Array]):
 
     def model(self, server: Server) -> Array:
         return server.x_bar
+
+    def local_models(self, clients: Client) -> Array:
+        return clients.x
 
     def invariant(self, server: Server, clients: Client) -> Array:
         return server.x_tilde - clients.x_hat.mean(axis=0)

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from jax import Array
 
-from fedexact.algorithms.common import balance, check, exact_if_seen
-from fedexact.core import Algorithm, Exactness, Oracle, Setting, record
+from fedexact.algorithms.common import balance, check, comes_back, convex, evenly, exact_if_seen
+from fedexact.core import Algorithm, Assumption, Exactness, Oracle, Setting, record
 
 
 class Server(NamedTuple):
@@ -39,6 +39,8 @@ class FedProx(Algorithm[Server, Client, Array, Array]):
     summary: ClassVar[str] = "local proximal steps, averaged; biased, less so for a small step"
     reference: ClassVar[str] = "Li et al. 2020"
     requires: ClassVar[frozenset[str]] = frozenset({"prox"})
+    participation: ClassVar[str] = "any; uneven participation biases further"
+    rate: ClassVar[str] = "linear to a biased point (strongly convex)"
     lower: ClassVar[str] = "step"
 
     def __post_init__(self) -> None:
@@ -52,6 +54,9 @@ class FedProx(Algorithm[Server, Client, Array, Array]):
         if setting.n_clients == 1:
             return exact_if_seen(setting, "one client: the proximal point method")
         return Exactness(False, "aims at the mean of the clients' Moreau envelopes")
+
+    def assumptions(self, setting: Setting) -> tuple[Assumption, ...]:
+        return convex(setting), comes_back(setting), evenly(setting)
 
     def init_server(self, x0: Array, n_clients: int) -> Server:
         return Server(x0)

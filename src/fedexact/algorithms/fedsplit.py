@@ -22,8 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedexact.algorithms.common import balance, check, exact_if_seen
-from fedexact.core import Algorithm, Exactness, Oracle, Setting, record, static
+from fedexact.algorithms.common import (
+    balance,
+    check,
+    comes_back,
+    convex,
+    exact_if_seen,
+    strongly_convex,
+)
+from fedexact.core import Algorithm, Assumption, Exactness, Oracle, Setting, record, static
 from fedexact.errors import InputError
 
 
@@ -48,6 +55,8 @@ class FedSplit(Algorithm[Server, Client, Array, Array]):
     summary: ClassVar[str] = "Peaceman-Rachford (or Douglas-Rachford) splitting; exact"
     reference: ClassVar[str] = "Pathak & Wainwright 2020, arXiv 2005.05238"
     requires: ClassVar[frozenset[str]] = frozenset({"prox"})
+    participation: ClassVar[str] = "any"
+    rate: ClassVar[str] = "linear (strongly convex), O(1/T) (convex, relax < 1)"
     lower: ClassVar[str] = "relax"
 
     def __post_init__(self) -> None:
@@ -71,6 +80,10 @@ class FedSplit(Algorithm[Server, Client, Array, Array]):
         if self.relax > 1 or (self.relax == 1 and setting.constants.l <= 0):
             return Exactness(False, "relax < 1 needs convexity, relax = 1 every l_k > 0")
         return exact_if_seen(setting, "z_k remembers s grad f_k(x*): operator splitting")
+
+    def assumptions(self, setting: Setting) -> tuple[Assumption, ...]:
+        curved = convex(setting) if self.relax < 1 else strongly_convex(setting)
+        return curved, comes_back(setting)
 
     def init_server(self, x0: Array, n_clients: int) -> Server:
         W = n_clients if self.scales is None else jnp.sum(self.scales)
@@ -96,6 +109,9 @@ class FedSplit(Algorithm[Server, Client, Array, Array]):
 
     def model(self, server: Server) -> Array:
         return server.x
+
+    def local_models(self, clients: Client) -> Array:
+        return clients.u
 
     def invariant(self, server: Server, clients: Client) -> Array:
         scales = 1.0 if self.scales is None else jnp.asarray(self.scales)[:, None]

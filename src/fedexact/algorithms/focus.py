@@ -19,29 +19,19 @@ from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from fedexact.algorithms.common import check, exact_if_seen, stale_curvature
-from fedexact.core import Algorithm, Exactness, Oracle, Setting, record, static
-
-
-class Server(NamedTuple):
-    x: Array  # (d,)
-    y: Array  # (d,) the sum of the g_k
-    N: Array  # ()
+from fedexact.algorithms.common import check, comes_back, exact_if_seen, smooth
+from fedexact.algorithms.tracking import Pulled, Tracking, steepest, track
+from fedexact.core import Assumption, Exactness, Oracle, Setting, record, static
 
 
 class Client(NamedTuple):
-    g: Array  # (d,)
-
-
-class Pulled(NamedTuple):
-    x: Array  # (d,)
-    eta: Array  # () lr / N
+    g: Array  # (d,) the gradient it counted last
 
 
 @record
-class FOCUS(Algorithm[Server, Client, Pulled, Array]):
+class FOCUS(Tracking[Client]):
     lr: Any = None
     local_steps: int = static(default=1)
 
@@ -49,51 +39,31 @@ class FOCUS(Algorithm[Server, Client, Pulled, Array]):
     summary: ClassVar[str] = "push-pull gradient tracking under arbitrary participation; exact"
     reference: ClassVar[str] = "Ying, Li & Yang 2025, arXiv 2503.20117"
     requires: ClassVar[frozenset[str]] = frozenset({"grad"})
+    participation: ClassVar[str] = "any"
+    rate: ClassVar[str] = "linear (strongly convex or Polyak-Lojasiewicz), O(1/T) (nonconvex)"
     lower: ClassVar[str] = "lr"
 
     def __post_init__(self) -> None:
         check(self)
 
     def resolve(self, setting: Setting) -> Self:
-        c, D = setting.constants, setting.participation.gap(setting.n_clients)
-        damping = (self.local_steps - 1) * c.L / setting.n_clients
-        steepest = max(c.L_F, c.L_F * D / 2, stale_curvature(setting), damping)
-        return replace(self, lr=1.0 / steepest if self.lr is None else self.lr)
+        lr = 1.0 / steepest(setting, self.local_steps) if self.lr is None else self.lr
+        return replace(self, lr=lr)
 
     def exactness(self, setting: Setting) -> Exactness:
         return exact_if_seen(setting, "y tracks the sum of all gradients")
 
-    def init_server(self, x0: Array, n_clients: int) -> Server:
-        return Server(x0, jnp.zeros_like(x0), jnp.asarray(n_clients, x0.dtype))
+    def assumptions(self, setting: Setting) -> tuple[Assumption, ...]:
+        return smooth(setting), comes_back(setting)
 
     def init_client(self, x0: Array) -> Client:
         return Client(jnp.zeros_like(x0))
 
-    def pull(self, server: Server, round: Array) -> Pulled:
-        return Pulled(server.x, self.lr / server.N)
-
     def local(
         self, client: Client, pulled: Pulled, oracle: Oracle, key: Array
     ) -> tuple[Client, Array]:
-        def descend(_: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            x, y, g = state
-            return track(x - pulled.eta * y, y, g)
-
-        def track(x: Array, y: Array, g: Array) -> tuple[Array, Array, Array]:
-            grad = oracle.grad(x)
-            return x, y + grad - g, grad
-
-        first = track(pulled.x, jnp.zeros_like(pulled.x), client.g)
-        _, y, g = lax.fori_loop(1, self.local_steps, descend, first)
+        y, g = track(pulled, client.g, self.local_steps, lambda _, x: oracle.grad(x))
         return Client(g), y
 
-    def push(self, server: Server, total: Array, count: Array) -> Server:
-        x, y, N = server
-        y = y + total
-        return Server(x - self.lr / N * y, y, N)
-
-    def model(self, server: Server) -> Array:
-        return server.x
-
-    def invariant(self, server: Server, clients: Client) -> Array:
-        return server.y - clients.g.sum(axis=0)
+    def row_gradients(self, client: Client, oracle: Oracle, key: Array) -> Array | int:
+        return self.local_steps * oracle.n_rows

@@ -19,8 +19,16 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedexact.algorithms.common import check, exact_if_seen, local_grad, stale_curvature
-from fedexact.core import Algorithm, Exactness, Oracle, Setting, record, static
+from fedexact.algorithms.common import (
+    check,
+    comes_back,
+    exact_if_seen,
+    local_grad,
+    rows_per_gradient,
+    smooth,
+    stale_curvature,
+)
+from fedexact.core import Algorithm, Assumption, Exactness, Oracle, Setting, record, static
 
 
 class Server(NamedTuple):
@@ -50,6 +58,8 @@ class SCAFFOLD(Algorithm[Server, Client, Message, Message]):
     summary: ClassVar[str] = "local gradient steps corrected by control variates; exact"
     reference: ClassVar[str] = "Karimireddy et al. 2020"
     requires: ClassVar[frozenset[str]] = frozenset({"grad"})
+    participation: ClassVar[str] = "any"
+    rate: ClassVar[str] = "linear (strongly convex), O(1/T) (nonconvex)"
     lower: ClassVar[str] = "lr"
 
     def __post_init__(self) -> None:
@@ -65,6 +75,9 @@ class SCAFFOLD(Algorithm[Server, Client, Message, Message]):
         if self.batch_size is not None:
             return Exactness(False, "mini-batch gradients at a constant lr: a noise ball")
         return exact_if_seen(setting, "c_k remembers grad f_k(x*): control variates")
+
+    def assumptions(self, setting: Setting) -> tuple[Assumption, ...]:
+        return smooth(setting), comes_back(setting)
 
     def init_server(self, x0: Array, n_clients: int) -> Server:
         return Server(x0, jnp.zeros_like(x0), jnp.asarray(n_clients, x0.dtype))
@@ -86,6 +99,10 @@ class SCAFFOLD(Algorithm[Server, Client, Message, Message]):
         z = lax.fori_loop(0, R, lambda i, z: z - self.lr * (grad(i, z) - client.c + c), x)
         new = grad(R, x) if self.option == 1 else client.c - c + (x - z) / (R * self.lr)
         return Client(new), Message(z - x, new - client.c)
+
+    def row_gradients(self, client: Client, oracle: Oracle, key: Array) -> Array | int:
+        gradients = self.local_steps + (self.option == 1)
+        return gradients * rows_per_gradient(oracle, self.batch_size)
 
     def push(self, server: Server, total: Message, count: Array) -> Server:
         x = server.x + self.lr_server * total.x / count

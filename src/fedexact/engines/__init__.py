@@ -1,10 +1,10 @@
-"""Engines: the same rounds, run two ways.
+"""Engines: the same rounds, run in several ways.
 
 An engine holds the state of a run, (server, clients), in a form of its own:
 
-* `start(algorithm, problem, x0)` makes it, `load` makes it from `save`d arrays in client order;
-* `advance(algorithm, problem, state, schedule, root)` runs the rounds of a schedule;
-* `stacked(problem, state)` gives the client states stacked in client order, (N, ...).
+* `load(problem, server, clients)` makes it from states stacked in client order, (N, ...);
+* `advance(algorithm, problem, state, cohorts, start, root)` runs rounds with given participants;
+* `clients(problem, state)` gives the client states stacked in client order, (N, ...).
 """
 
 from fedexact.engines import compiled, loop

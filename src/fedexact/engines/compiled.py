@@ -8,6 +8,7 @@ The schedule is an argument: other participants, seeds or float hyperparameters 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 
 from fedexact.core import Algorithm, client_key
-from fedexact.engines.state import State, oracles_for, push_unless_empty
+from fedexact.engines.state import State, oracles_for, push_unless_empty, visit
 from fedexact.layout import AXIS, Layout, all_shards_sum, oracle_specs, over_shards, put
 from fedexact.oracles import RowOracle
 from fedexact.participation import Cohorts
@@ -49,6 +50,9 @@ class Span(NamedTuple):
     start: Any  # first round
     stop: Any  # the one after the last
     root: Any  # key
+
+
+_Carry = tuple[Any, tuple[Any, ...], Array]  # server, clients per bucket, row gradients
 
 
 class Compiled:
@@ -84,7 +88,7 @@ class Compiled:
         cohorts: Cohorts,
         start: int,
         root: Array,
-    ) -> State:
+    ) -> tuple[State, int]:
         layout = problem.layout
         span = Span(
             algorithm,
@@ -96,7 +100,8 @@ class Compiled:
             jnp.asarray(start + len(cohorts.offsets) - 1),
             root,
         )
-        return jax.block_until_ready(State(*_advance(layout.mesh, span)))
+        server, clients, rows = jax.block_until_ready(_advance(layout.mesh, span))
+        return State(server, clients), int(rows)
 
 
 def visits(layout: Layout, cohorts: Cohorts) -> tuple[Visits, ...]:
@@ -131,7 +136,7 @@ def _at_least(n: int, least: int) -> int:
 
 
 @partial(jax.jit, static_argnums=0)
-def _advance(mesh: Mesh | None, span: Span) -> tuple[Any, tuple[Any, ...]]:
+def _advance(mesh: Mesh | None, span: Span) -> tuple[Any, tuple[Any, ...], Array]:
     split, whole = PartitionSpec(AXIS), PartitionSpec()
     specs = Span(
         algorithm=whole,
@@ -144,42 +149,74 @@ def _advance(mesh: Mesh | None, span: Span) -> tuple[Any, tuple[Any, ...]]:
         stop=whole,
         root=whole,
     )
-    return over_shards(partial(_rounds, mesh), mesh, (specs,), (whole, split))(span)
+    return over_shards(partial(_rounds, mesh), mesh, (specs,), (whole, split, whole))(span)
 
 
-def _rounds(mesh: Mesh | None, span: Span) -> tuple[Any, tuple[Any, ...]]:
-    """The rounds of the span on this device's slice of the clients."""
+def _rounds(mesh: Mesh | None, span: Span) -> tuple[Any, tuple[Any, ...], Array]:
+    """The rounds of the span on this device's slice of the clients, and their row gradients."""
     algorithm, oracles, ids, server, clients, visits, start, stop, root = span
 
-    def one_round(r: Array, carry: tuple[Any, tuple[Any, ...]]) -> tuple[Any, tuple[Any, ...]]:
-        server, clients = carry
+    def one_round(r: Array, carry: _Carry) -> _Carry:
+        server, clients, gradients = carry
         pulled = algorithm.pull(server, r)
         total, count, after = _no_upload(algorithm, oracles[0], clients[0], pulled, root), 0, []
-        for oracle, k, states, visit in zip(oracles, ids, clients, visits, strict=True):
-            slots, n = visit.slots[r - start, 0], visit.counts[r - start, 0]
+        rows = jnp.zeros_like(gradients)
+        for oracle, k, states, seen in zip(oracles, ids, clients, visits, strict=True):
+            slots, n = seen.slots[r - start, 0], seen.counts[r - start, 0]
 
             def see(
-                j: Array,
-                carry: tuple[Any, Any],
-                oracle: RowOracle = oracle,
-                k: Array = k,
-                slots: Array = slots,
+                slot: Array, states: Any, sums: Any, oracle: RowOracle = oracle, k: Array = k
             ) -> tuple[Any, Any]:
-                states, total = carry
-                slot = slots[j]
-                client = jax.tree.map(lambda a: a[slot], states)
                 key = client_key(root, r, k[slot])
-                client, upload = algorithm.local(client, pulled, oracle.client(slot), key)
-                states = jax.tree.map(lambda a, new: a.at[slot].set(new), states, client)
-                return states, jax.tree.map(jnp.add, total, upload)
+                client, *adds = visit(
+                    algorithm, _at(states, slot), pulled, oracle.client(slot), key
+                )
+                return _put(states, slot, client), jax.tree.map(jnp.add, sums, tuple(adds))
 
-            states, total = lax.fori_loop(0, n, see, (states, total))
+            states, (total, rows) = _over(slots, n, see, states, (total, rows))
             after.append(states)
             count = count + n
-        total, count = all_shards_sum((total, count), mesh)
-        return push_unless_empty(algorithm, server, total, count), tuple(after)
+        total, count, rows = all_shards_sum((total, count, rows), mesh)
+        server = push_unless_empty(algorithm, server, total, count)
+        if algorithm.receives:
+            after = _all_receive(algorithm, server, after, visits, r - start)
+        return server, tuple(after), gradients + rows
 
-    return lax.fori_loop(start, stop, one_round, (server, clients))
+    return lax.fori_loop(start, stop, one_round, (server, clients, jnp.zeros(())))
+
+
+def _all_receive(
+    algorithm: Algorithm, server: Any, clients: Any, visits: tuple[Visits, ...], r: Array
+) -> list[Any]:
+    """The clients after the participants of the round got the new model."""
+    model = algorithm.model(server)
+
+    def get(slot: Array, states: Any, _: tuple[()]) -> tuple[Any, tuple[()]]:
+        return _put(states, slot, algorithm.receive(_at(states, slot), model)), ()
+
+    return [
+        _over(seen.slots[r, 0], seen.counts[r, 0], get, states, ())[0]
+        for states, seen in zip(clients, visits, strict=True)
+    ]
+
+
+def _over(
+    slots: Array,
+    n: Array,
+    see: Callable[[Array, Any, Any], tuple[Any, Any]],
+    states: Any,
+    sums: Any,
+) -> tuple[Any, Any]:
+    """`see` for the first n slots, one after the other: the states and sums it leaves."""
+    return lax.fori_loop(0, n, lambda j, carry: see(slots[j], *carry), (states, sums))
+
+
+def _at(states: Any, slot: Array) -> Any:
+    return jax.tree.map(lambda a: a[slot], states)
+
+
+def _put(states: Any, slot: Array, client: Any) -> Any:
+    return jax.tree.map(lambda a, new: a.at[slot].set(new), states, client)
 
 
 def _no_upload(

@@ -1,7 +1,7 @@
 """One client after the other, one round after the other: what a node of a real federation runs.
 
-`pull`, `local` and `push` are compiled once per algorithm, never per call. Uploads are added in
-client order.
+`pull`, `local`, `push` and `receive` are compiled once per algorithm, never per call. Uploads are
+added in client order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from fedexact.core import Algorithm, client_key
-from fedexact.engines.state import State, oracles_for, push_unless_empty
+from fedexact.engines.state import State, oracles_for, push_unless_empty, visit
 from fedexact.oracles import RowOracle
 from fedexact.participation import Cohorts
 from fedexact.problem import Problem
@@ -41,12 +41,15 @@ class Loop:
         cohorts: Cohorts,
         start: int,
         root: Array,
-    ) -> State:
-        oracles = oracles_for(algorithm, problem)
+    ) -> tuple[State, int]:
+        oracles, gradients = oracles_for(algorithm, problem), 0
         for t in range(len(cohorts.offsets) - 1):
             participants = cohorts.ids[cohorts.offsets[t] : cohorts.offsets[t + 1]]
-            state = one_round(algorithm, problem, oracles, state, participants, start + t, root)
-        return state
+            state, rows = one_round(
+                algorithm, problem, oracles, state, participants, start + t, root
+            )
+            gradients += rows
+        return state, gradients
 
 
 def one_round(
@@ -57,20 +60,25 @@ def one_round(
     participants: np.ndarray,
     round: int,
     root: Array,
-) -> State:
+) -> tuple[State, int]:
     """Pull, local and push of one round."""
     server, clients = state.server, list(state.clients)
     if len(participants) == 0:
-        return state
-    pulled, uploads = pull(algorithm, server, round), []
+        return state, 0
+    pulled, uploads, gradients = pull(algorithm, server, round), [], 0
     for k in participants:
         bucket, slot = problem.layout.bucket_of[k], problem.layout.slot_of[k]
-        clients[k], upload = local(
+        clients[k], upload, rows = local(
             algorithm, clients[k], pulled, oracles[bucket], slot, root, round, k
         )
         uploads.append(upload)
+        gradients += int(rows)
     total = jax.tree.map(lambda *a: sum(a[1:], start=a[0]), *uploads)
-    return State(push(algorithm, server, total, len(uploads)), clients)
+    server = push(algorithm, server, total, len(uploads))
+    if algorithm.receives:
+        for k in participants:
+            clients[k] = receive(algorithm, clients[k], server)
+    return State(server, clients), gradients
 
 
 @jax.jit
@@ -88,11 +96,16 @@ def local(
     root: Array,
     round: Array,
     k: Array,
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, Array]:
     key = client_key(root, round, k)
-    return algorithm.local(client, pulled, oracles.client(slot), key)
+    return visit(algorithm, client, pulled, oracles.client(slot), key)
 
 
 @jax.jit
 def push(algorithm: Algorithm, server: Any, total: Any, count: Array) -> Any:
     return push_unless_empty(algorithm, server, total, count)
+
+
+@jax.jit
+def receive(algorithm: Algorithm, client: Any, server: Any) -> Any:
+    return algorithm.receive(client, algorithm.model(server))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedexact.core import Algorithm
+from fedexact.core import Algorithm, Oracle
 from fedexact.oracles import RowOracle
 from fedexact.participation import Cohorts
 from fedexact.problem import Problem
@@ -40,8 +40,9 @@ class Engine(Protocol):
         cohorts: Cohorts,
         start: int,
         root: Array,
-    ) -> State:
-        """The state after the rounds start, start + 1, ... with these participants."""
+    ) -> tuple[State, int]:
+        """The state after the rounds start, start + 1, ... with these participants, and the number
+        of rows whose gradient was computed on the way."""
         ...
 
 
@@ -56,6 +57,32 @@ def initial(algorithm: Algorithm, problem: Problem, x0: Array) -> tuple[Any, Any
 def oracles_for(algorithm: Algorithm, problem: Problem) -> tuple[RowOracle, ...]:
     """The problem's oracles with what the algorithm requires of them."""
     return problem.prox_oracles if "prox" in algorithm.requires else problem.oracles
+
+
+class _Metered:
+    """A client's oracle that counts the rows whose gradient its proxes compute."""
+
+    def __init__(self, oracle: RowOracle) -> None:
+        self._oracle = oracle
+        self.rows: Any = 0
+
+    def prox(self, v: Array, step: Any, start: Array) -> Array:
+        u, gradients = self._oracle.counted_prox(v, step, start)
+        self.rows = self.rows + gradients * self._oracle.n_rows
+        return u
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._oracle, name)
+
+
+def visit(
+    algorithm: Algorithm, client: Any, pulled: Any, oracle: RowOracle, key: Array
+) -> tuple[Any, Any, Array]:
+    """What a participant does: its new state, its upload, and the row gradients it took."""
+    metered = _Metered(oracle)
+    rows = algorithm.row_gradients(client, oracle, key)
+    client, upload = algorithm.local(client, pulled, cast(Oracle, metered), key)
+    return client, upload, jnp.asarray(rows + metered.rows, float)
 
 
 def push_unless_empty(algorithm: Algorithm, server: Any, total: Any, count: Array) -> Any:

@@ -55,8 +55,8 @@ def newton_prox(
     v: Array,
     step: Any,
     start: Array,
-) -> Array:
-    """The prox of a convex function by damped Newton steps from `start`.
+) -> tuple[Array, Array]:
+    """The prox of a convex function by damped Newton steps from `start`, and their number.
 
     Armijo backtracking on the values while their differences are above rounding; then full steps.
     Ends with the first full step of relative length 1e-9, or when rounding stops the progress.
@@ -88,7 +88,8 @@ def newton_prox(
         jnp.array(False),
         jnp.array(0),
     )
-    return lax.while_loop(lambda s: ~s.done & (s.steps < _NEWTON_STEPS), iterate, first).u
+    last = lax.while_loop(lambda s: ~s.done & (s.steps < _NEWTON_STEPS), iterate, first)
+    return last.u, last.steps
 
 
 class _NewtonState(NamedTuple):
@@ -107,8 +108,9 @@ def gradient_prox(
     v: Array,
     step: Any,
     start: Array,
-) -> Array:
-    """An inexact prox by gradient steps of length 1 / (smoothness + 1 / step) from `start`.
+) -> tuple[Array, Array]:
+    """An inexact prox by gradient steps of length 1 / (smoothness + 1 / step) from `start`, and the
+    number of gradients it took.
 
     Stops at |grad f(u) + (u - v) / step| <= 0.5 |u - start| / step, the relative rule under which
     the warm-started algorithms stay exact, after 1 to 100 steps. Where `smoothness` holds near one
@@ -139,7 +141,8 @@ def gradient_prox(
 
     lr = jnp.asarray(1.0 / (smoothness + 1.0 / step), v.dtype)
     first = _GradientState(start, residual(start), lr, jnp.array(False), jnp.array(0))
-    return lax.while_loop(lambda s: ~s.done & (s.steps < _GRADIENT_STEPS), iterate, first).u
+    last = lax.while_loop(lambda s: ~s.done & (s.steps < _GRADIENT_STEPS), iterate, first)
+    return last.u, last.steps + 1
 
 
 class _GradientState(NamedTuple):

@@ -67,9 +67,13 @@ class RowOracle:
         Exact to rounding for "factored" and "newton"; "gradient" stops at the relative rule of
         `gradient_prox`.
         """
+        return self.counted_prox(v, step, start)[0]
+
+    def counted_prox(self, v: Array, step: Any, start: Array) -> tuple[Array, Array | int]:
+        """The prox, and how many gradients of f it took; one where f was factored beforehand."""
         if self.prox_method == "factored":
             assert self.factor is not None
-            return factored_prox(self.factor, v, step)
+            return factored_prox(self.factor, v, step), 1
         if self.prox_method == "newton":
             return newton_prox(self._magnitude, self.grad, self.hessian, v, step, start)
         return gradient_prox(

@@ -1,0 +1,100 @@
+"""Every message as a product with the round's matrix: pull by R(S), push by C(S) = R(S)^T.
+
+The rows 0, ..., N of the server and the clients are one stack. Row 0 of the broadcast goes to the
+participants as R(S) X, the uploads are summed and taken away from their senders as C(S) U, and the
+new model, for algorithms that `receive`, comes as R(S) X again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from fedexact.core import Algorithm
+from fedexact.engines import loop
+from fedexact.engines.matrices import check_size, pull_matrix, push_matrix
+from fedexact.engines.state import State, oracles_for
+from fedexact.oracles import RowOracle
+from fedexact.participation import Cohorts
+from fedexact.problem import Problem
+
+
+class Matrix(loop.Loop):
+    """The engine of the theory; `clients` is a list, one state per client."""
+
+    def load(self, problem: Problem, server: Any, clients: Any) -> State:
+        check_size(problem.n_clients)
+        return super().load(problem, server, clients)
+
+    def advance(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        state: State,
+        cohorts: Cohorts,
+        start: int,
+        root: Array,
+    ) -> tuple[State, int]:
+        oracles, gradients = oracles_for(algorithm, problem), 0
+        for t in range(len(cohorts.offsets) - 1):
+            participants = cohorts.ids[cohorts.offsets[t] : cohorts.offsets[t + 1]]
+            state, rows = one_round(
+                algorithm, problem, oracles, state, participants, start + t, root
+            )
+            gradients += rows
+        return state, gradients
+
+
+def one_round(
+    algorithm: Algorithm,
+    problem: Problem,
+    oracles: tuple[RowOracle, ...],
+    state: State,
+    participants: np.ndarray,
+    round: int,
+    root: Array,
+) -> tuple[State, int]:
+    """R(S), local and C(S) of one round, and R(S) once more where participants receive."""
+    if len(participants) == 0:
+        return state, 0
+    server, clients, gradients = state.server, list(state.clients), 0
+    mask = np.zeros(problem.n_clients, bool)
+    mask[participants] = True
+    R, C = pull_matrix(mask), push_matrix(mask)
+
+    pulled, uploads = carried(R, {0: loop.pull(algorithm, server, round)}), {}
+    for k in participants:
+        bucket, slot = problem.layout.bucket_of[k], problem.layout.slot_of[k]
+        clients[k], uploads[k + 1], rows = loop.local(
+            algorithm, clients[k], pulled(k + 1), oracles[bucket], slot, root, round, k
+        )
+        gradients += int(rows)
+    total = carried(C, uploads)(0)
+    server = loop.push(algorithm, server, total, len(participants))
+    if algorithm.receives:
+        model = carried(R, {0: algorithm.model(server)})
+        for k in participants:
+            clients[k] = receive(algorithm, clients[k], model(k + 1))
+    return State(server, clients), gradients
+
+
+def carried(M: np.ndarray, messages: Mapping[int, Any]) -> Callable[[int], Any]:
+    """M X, X the stack with the messages in their rows and 0 in all others; row i as a message."""
+    flat = {row: ravel_pytree(message) for row, message in messages.items()}
+    first, as_message = next(iter(flat.values()))
+    X = np.zeros((len(M), first.size))
+    for row, (vector, _) in flat.items():
+        X[row] = vector
+    X = M @ X
+    return lambda row: as_message(jnp.asarray(X[row], first.dtype))
+
+
+@jax.jit
+def receive(algorithm: Algorithm, client: Any, model: Array) -> Any:
+    return algorithm.receive(client, model)
