@@ -65,6 +65,21 @@ ALGORITHMS: dict[str, Callable[[], fx.Algorithm]] = {
     "FedDR block": lambda: fx.FedDR(server_block=True),
     "FOCUS": lambda: fx.FOCUS(),
     "FOCUS 3": lambda: fx.FOCUS(local_steps=3),
+    "SGFOCUS 3": lambda: fx.SGFOCUS(local_steps=3, batch_size=4),
+    "VRFOCUS": lambda: fx.VRFOCUS(batch_size=4),
+    "VRFOCUS 3": lambda: fx.VRFOCUS(local_steps=3, batch_size=2),
+    "MIFA": lambda: fx.MIFA(local_steps=3),
+    "FedAU": lambda: fx.FedAU(local_steps=3, cutoff=4),
+    "FedAWE": lambda: fx.FedAWE(local_steps=3),
+    "ProxSkip": lambda: fx.ProxSkip(),
+    "FedDyn": lambda: fx.FedDyn(),
+    "FedPD": lambda: fx.FedPD(),
+    "FedPD 3": lambda: fx.FedPD(local_steps=3),
+    "FedADMM": lambda: fx.FedADMM(),
+    "AsyncFedDR": lambda: fx.AsyncFedDR(delay=3),
+    "PushNewton": lambda: fx.PushNewton(),
+    "Anderson": lambda: fx.Anderson(),
+    "Anderson DR": lambda: fx.Anderson(inner=fx.FedDR(), memory=2),
 }
 
 PARTICIPATIONS: dict[str, fx.Participation] = {

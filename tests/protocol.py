@@ -10,9 +10,10 @@ import numpy as np
 from jax import Array
 
 import fedexact as fx
-from fedexact.engines.state import initial, oracles_for, push_unless_empty
+from fedexact.engines.state import initial, oracles_for
 from fedexact.oracles import RowOracle
 from fedexact.solve import setting_of
+from fedexact.theory import rounds as theory_rounds
 
 
 class Path(NamedTuple):
@@ -28,18 +29,8 @@ def one_round(
     algorithm: fx.Algorithm, oracle: Any, server: Any, clients: Any, mask: Array
 ) -> tuple[Any, Any]:
     """The states after a round with the participants `mask`, (N,) bool."""
-    pulled = algorithm.pull(server, jnp.array(0))
-
-    def visit(client: Any, k: Array) -> tuple[Any, Any]:
-        return algorithm.local(client, pulled, oracle.client(k), jax.random.key(k))
-
-    def present(a: Array, otherwise: Array) -> Array:
-        return jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, otherwise)
-
-    new, uploads = jax.vmap(visit)(clients, jnp.arange(len(mask)))
-    total = jax.tree.map(lambda u: jnp.sum(present(u, jnp.zeros_like(u)), axis=0), uploads)
-    server = push_unless_empty(algorithm, server, total, jnp.sum(mask))
-    return server, jax.tree.map(present, new, clients)
+    keys = jax.vmap(jax.random.key)(jnp.arange(len(mask)))
+    return theory_rounds.one_round(algorithm, oracle, server, clients, mask, 0, keys)
 
 
 @jax.jit

@@ -20,39 +20,9 @@ from fedexact.engines.state import initial
 from fedexact.solve import setting_of
 from problems import least_squares, logistic
 from protocol import everybody, one_round, oracle_of, rounds
+from quadratics import geometric, quadratics, relative, solution, two_clients
 
 BERNOULLI = fx.Bernoulli([0.9, 0.6, 0.4, 0.2])
-
-
-def two_clients() -> fx.Problem:
-    """y = m x with rows (0, 2), (1, 2) and (2, 0), (2, 1); sums of squares, clients alike."""
-    rows = [([[0.0], [1.0]], [2.0, 2.0]), ([[2.0], [2.0]], [0.0, 1.0])]
-    return fx.Problem(rows, loss="squared", weights="clients", reduction="sum")
-
-
-def quadratics(seed: int, N: int = 4, d: int = 3) -> tuple[fx.Problem, np.ndarray, np.ndarray]:
-    """A problem whose client k is x'H_k x / 2 - b_k'x + const, with H (N, d, d) and b (N, d)."""
-    problem = least_squares(seed, (8,) * N, d, weights="clients", reduction="sum")
-    return problem, *hessians(problem)
-
-
-def hessians(problem: fx.Problem) -> tuple[np.ndarray, np.ndarray]:
-    (oracle,) = problem.oracles
-    clients = [oracle.client(k) for k in range(problem.n_clients)]
-    zero = jnp.zeros(problem.dim)
-    H = np.array([client.hessian(zero) for client in clients])
-    return H, -np.array([client.grad(zero) for client in clients])
-
-
-def solution(H: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """x* of the mean of the quadratics; with weights M_k H_k, M_k b_k for biased fixed points."""
-    return np.linalg.solve(H.sum(axis=0), b.sum(axis=0))
-
-
-def geometric(H: np.ndarray, lr: float, R: int) -> np.ndarray:
-    """(N, d, d) M_k = sum_{i<R} (I - lr H_k)^i."""
-    one = np.eye(H.shape[-1])[None]
-    return sum((np.linalg.matrix_power(one - lr * H, i) for i in range(R)), np.zeros_like(H))
 
 
 # --- the two-client example -----------------------------------------------------------------------
@@ -281,10 +251,6 @@ def test_focus_lands_under_any_recurrent_masks(trace: list[tuple[bool, ...]]) ->
     problem = least_squares(11)
     result = fx.solve(problem, fx.FOCUS(), fx.Trace(np.array(trace)), rounds=4000)
     assert relative(result.x, fx.reference(problem)) < 1e-12
-
-
-def relative(x: np.ndarray, reference: np.ndarray) -> float:
-    return float(np.linalg.norm(x - reference) / np.linalg.norm(reference))
 
 
 @pytest.mark.parametrize("local_steps", range(1, 11))

@@ -301,7 +301,7 @@ def test_a_diverged_run_says_so_and_reports_its_kept_round(alone: bool, folder: 
     assert entry["status"] == "diverged"
     assert entry["stopped_at_round"] == rows[-1]["round"] > entry["rounds"]
     (kept,) = [row for row in rows if row["round"] == entry["rounds"]]
-    for key in ("objective", "uploads", "bytes_up", "bytes_down", "distance", "distance_se"):
+    for key in (*files.COUNTS, "distance", "distance_se"):
         assert entry[key] == kept[key], key
 
     found = outcome(folder)

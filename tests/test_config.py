@@ -211,11 +211,10 @@ def test_the_documentation_lists_the_keys_of_every_record(heading: str) -> None:
 
 
 def test_the_documentation_lists_the_hyperparameters_of_every_algorithm() -> None:
-    defaults = documented("algorithms.md", "algorithm")
-    assert list(defaults) == list(fx.ALGORITHMS)
     for name, cls in fx.ALGORITHMS.items():
+        page = (DOCS / "algorithms" / f"{name}.md").read_text()
         for key in record_fields(cls):
-            assert re.search(rf"\b{key}\b", defaults[name]), (name, key)
+            assert re.search(rf"`{key}`", page), (name, key)
 
 
 # --- what is refused ------------------------------------------------------------------------------

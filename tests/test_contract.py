@@ -13,6 +13,7 @@ import pytest
 
 import fedexact as fx
 from fedexact.core import Algorithm, client_key, root_key
+from fedexact.engines import ENGINES
 from fedexact.engines.state import initial, oracles_for
 from fedexact.solve import setting_of
 from problems import least_squares, programs
@@ -118,7 +119,7 @@ def test_one_program_per_algorithm(cls: type[Algorithm]) -> None:
 
 
 @REGISTRY
-@pytest.mark.parametrize("engine", ["compiled", "loop"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_stopped_saved_resumed_is_the_same_bit_for_bit(
     cls: type[Algorithm], engine: str, tmp_path: Path
 ) -> None:

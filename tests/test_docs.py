@@ -13,6 +13,7 @@ import pytest
 import fedexact as fx
 
 ROOT = Path(__file__).parents[1]
+MAKE = runpy.run_path(str(ROOT / "docs/make.py"))
 
 
 def python_blocks(path: Path) -> str:
@@ -33,13 +34,37 @@ def test_adding_an_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "lr" in results[0].chosen
 
 
-PAGES = sorted(p.name for p in (ROOT / "docs").glob("*.md") if "adding" not in p.name)
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if "adding" not in path.name
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_code_on_the_other_pages_runs(page: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(python_blocks(ROOT / "docs" / page), page, "exec"), {"__name__": page})
+    exec(compile(python_blocks(DOCS / page), page, "exec"), {"__name__": page})
+
+
+@pytest.mark.parametrize("page", ["../README.md", *PAGES])
+def test_links_lead_somewhere(page: str) -> None:
+    folder = (DOCS / page).parent
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", (DOCS / page).read_text()):
+        assert target.startswith("http") or (folder / target).exists(), target
+
+
+def test_every_algorithm_has_a_page_of_its_own() -> None:
+    """And every page belongs to one, but for these."""
+    pages = {path.stem for path in (DOCS / "algorithms").glob("*.md")}
+    assert pages - set(fx.ALGORITHMS) == {"index", "smallest_example", "wrong_in_print"}
+    assert set(fx.ALGORITHMS) <= pages
+    for name, cls in fx.ALGORITHMS.items():
+        text = (DOCS / "algorithms" / f"{name}.md").read_text()
+        assert text.startswith(f"# {name}\n"), name
+        for words in ("local", "push", "R(S)", "```python"):
+            assert words in text, (name, words)
+        surname = re.findall(r"[A-Z][\w-]+", cls.reference)[0]
+        assert surname in text, (name, surname)
 
 
 def test_code_in_the_readme_runs(tmp_path: Path, monkeypatch) -> None:
@@ -50,8 +75,7 @@ def test_code_in_the_readme_runs(tmp_path: Path, monkeypatch) -> None:
 @pytest.mark.slow
 def test_the_table_in_the_readme_is_what_the_command_prints(tmp_path: Path) -> None:
     """All but the distances, which are rounding where the run has converged."""
-    make = runpy.run_path(str(ROOT / "docs/make.py"))
-    printed = make["table"](make["run"]("run", "--out", str(tmp_path)))
+    printed = MAKE["table"](MAKE["run"]("run", "--out", str(tmp_path)))
     written = re.search(r"```text\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert written is not None
 
@@ -61,3 +85,25 @@ def test_the_table_in_the_readme_is_what_the_command_prints(tmp_path: Path) -> N
 
     assert len(cells(printed)) == 6
     assert cells(printed) == cells(written[1])
+
+
+def test_the_table_of_the_algorithms_is_what_the_registry_says() -> None:
+    assert MAKE["inserted"](MAKE["INDEX"], "registry") == MAKE["registry_table"]()
+
+
+@pytest.mark.slow
+def test_the_measured_table_is_what_comes_out() -> None:
+    """Numbers to 2 %: when a tolerance is crossed may change with the last bits."""
+
+    def cells(table: str) -> list[list[str]]:
+        return [line.strip("| ").split(" | ") for line in table.splitlines()]
+
+    written = cells(MAKE["inserted"](MAKE["INDEX"], "measured"))
+    found = cells(MAKE["measured_table"]())
+    assert [line[0] for line in written] == [line[0] for line in found]
+    for before, now in zip(written[2:], found[2:], strict=True):
+        for old, new in zip(before, now, strict=True):
+            if old.isdigit() and new.isdigit():
+                assert float(new) == pytest.approx(float(old), rel=0.02, abs=1), before[0]
+            else:
+                assert old == new, before[0]

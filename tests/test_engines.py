@@ -1,4 +1,4 @@
-"""compiled and loop run the same rounds: every algorithm, participation, seed, layout."""
+"""All engines run the same rounds: every algorithm, participation, seed, layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedexact as fx
-from fedexact.engines import compiled
+from fedexact.engines import ENGINES, compiled
 from fedexact.participation import Cohorts
 from problems import ALGORITHMS, PARTICIPATIONS, least_squares, logistic, programs
 
@@ -31,12 +31,13 @@ def assert_same(a: fx.Result, b: fx.Result) -> None:
     assert a.history.select(counts).equals(b.history.select(counts))
 
 
-def both(problem: fx.Problem, algorithm: fx.Algorithm, **kwargs: object) -> None:
-    runs = [
+def all_engines(problem: fx.Problem, algorithm: fx.Algorithm, **kwargs: object) -> None:
+    compiled, *others = [
         fx.solve(problem, algorithm, engine=engine, record_every=8, rounds=ROUNDS, **kwargs)  # type: ignore[arg-type]
-        for engine in ("compiled", "loop")
+        for engine in ENGINES
     ]
-    assert_same(*runs)
+    for other in others:
+        assert_same(compiled, other)
 
 
 LEAST_SQUARES = least_squares(0)
@@ -48,24 +49,24 @@ def test_every_algorithm_under_every_participation(
     algorithm: Callable[[], fx.Algorithm], participation: fx.Participation
 ) -> None:
     for seed in (0, 1):
-        both(LEAST_SQUARES, algorithm(), participation=participation, seed=seed)
+        all_engines(LEAST_SQUARES, algorithm(), participation=participation, seed=seed)
 
 
 @pytest.mark.parametrize("name", ["FedProx", "FedSplit", "FedDR"])
 def test_newton_prox(name: str) -> None:
-    both(logistic(1), ALGORITHMS[name](), participation=PARTICIPATIONS["bernoulli"])
+    all_engines(logistic(1), ALGORITHMS[name](), participation=PARTICIPATIONS["bernoulli"])
 
 
 @pytest.mark.parametrize("name", ["FedAvg batch", "SCAFFOLD 2", "FedSplit", "FOCUS 3"])
 def test_unequal_sizes_one_row_to_many(name: str) -> None:
     problem = least_squares(2, n_rows=(1, 2, 300, 40, 3), l2=0.5)
     assert len(problem.layout.buckets) > 1
-    both(problem, ALGORITHMS[name](), participation=fx.Bernoulli(0.5))
+    all_engines(problem, ALGORITHMS[name](), participation=fx.Bernoulli(0.5))
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedSplit", "FOCUS"])
 def test_one_client_one_feature(name: str) -> None:
-    both(least_squares(3, n_rows=(5,), d=1), ALGORITHMS[name]())
+    all_engines(least_squares(3, n_rows=(5,), d=1), ALGORITHMS[name]())
 
 
 @pytest.mark.parametrize("name", ["FedAvg batch", "SCAFFOLD 2", "FedDR", "FOCUS"])
@@ -102,7 +103,7 @@ def test_an_absent_client_keeps_its_state_bit_for_bit() -> None:
     mask = np.ones((10, 4), int)
     mask[5:, 2] = 0
     problem = least_squares(6)
-    for engine in ("compiled", "loop"):
+    for engine in ENGINES:
         for name in ("SCAFFOLD 2", "FedSplit", "FedDR", "FOCUS"):
             states = [
                 fx.solve(

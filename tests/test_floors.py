@@ -34,6 +34,7 @@ SAME_FLOOR = {
     ("certificate", "bounds"),
     ("solve", "certificate"),
     ("solve", "result"),
+    ("theory", "certificate"),
     ("theory", "reference"),
     ("theory", "result"),
     ("theory", "solve"),

@@ -7,7 +7,27 @@ result = fx.solve(problem, fx.FOCUS(), fx.Bernoulli([0.9, 0.4]), rounds=2000)
 print(result.certificate)
 """
 
-from fedexact.algorithms import ALGORITHMS, FOCUS, SCAFFOLD, FedAvg, FedDR, FedProx, FedSplit
+from fedexact.algorithms import (
+    ALGORITHMS,
+    FOCUS,
+    MIFA,
+    SCAFFOLD,
+    SGFOCUS,
+    VRFOCUS,
+    Anderson,
+    AsyncFedDR,
+    FedADMM,
+    FedAU,
+    FedAvg,
+    FedAWE,
+    FedDR,
+    FedDyn,
+    FedPD,
+    FedProx,
+    FedSplit,
+    ProxSkip,
+    PushNewton,
+)
 from fedexact.certificate import Certificate, certify
 from fedexact.core import Algorithm, Constants, Exactness, Oracle, Setting, record, static
 from fedexact.errors import CapabilityError, DivergenceWarning, FedexactError, InputError
@@ -58,10 +78,15 @@ __all__ = [
     "FOCUS",
     "L1",
     "LOSSES",
+    "MIFA",
     "PARTICIPATIONS",
     "REGULARIZERS",
     "SCAFFOLD",
+    "SGFOCUS",
+    "VRFOCUS",
     "Algorithm",
+    "Anderson",
+    "AsyncFedDR",
     "Bernoulli",
     "Box",
     "CapabilityError",
@@ -73,8 +98,13 @@ __all__ = [
     "DivergenceWarning",
     "ElasticNet",
     "Exactness",
+    "FedADMM",
+    "FedAU",
+    "FedAWE",
     "FedAvg",
     "FedDR",
+    "FedDyn",
+    "FedPD",
     "FedProx",
     "FedSplit",
     "FedexactError",
@@ -94,6 +124,8 @@ __all__ = [
     "Poisson",
     "Problem",
     "Progress",
+    "ProxSkip",
+    "PushNewton",
     "Regularizer",
     "Result",
     "Rows",

@@ -1,4 +1,4 @@
-"""The command `fedexact`: thin over `config` (run) and `report` (show, write)."""
+"""The command `fedexact`: thin over `config` (run), `theory` (predict), `report` (show, write)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import os
 import shlex
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,9 @@ from rich.text import Text
 import fedexact as fx
 from fedexact import config, report
 from fedexact.data import BUNDLED, EXPERIMENTS, PARTITIONS, bundled_experiment
-from fedexact.errors import FedexactError
+from fedexact.errors import FedexactError, InputError
+from fedexact.theory.observe import observe
+from fedexact.theory.summary import Prediction, predict
 
 PLAIN_WIDTH = 100  # columns where the output is not a terminal
 
@@ -85,11 +88,8 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Run an experiment: a table of who lands on the pooled answer, a figure, the results."""
-    bundled = not experiment.suffix and not experiment.exists()
-    asked = config.load(bundled_experiment(str(experiment)) if bundled else experiment)
+    asked = _asked(experiment, seed)
     folder = out or Path("results") / experiment.stem
-    if seed:
-        asked = asked.with_seeds(seed)
     console = _console(quiet)
     with _working(console, "reading the data, computing the pooled solution"):
         prepared = config.prepare(asked)
@@ -110,6 +110,54 @@ def run(
     )
 
 
+@app.command()
+@_errors_in_words
+def theory(
+    experiment: Annotated[
+        Path, typer.Argument(help="A TOML file, or the name of a bundled experiment.")
+    ] = Path("heart"),
+    run: Annotated[
+        bool, typer.Option("--run", help="Run it too, and print what is observed beside.")
+    ] = False,
+    tol: Annotated[
+        float, typer.Option(help="Rounds and bytes are those that shrink the error by this.")
+    ] = 1e-8,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for theory.json and theory.parquet; none: neither.")
+    ] = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(min=0, max=2**63 - 1, help="Instead of the file's seeds; may be repeated."),
+    ] = None,
+) -> None:
+    """Predict, without running: where each algorithm ends up, how fast, at what cost."""
+    if not 0.0 < tol < 1.0:
+        raise InputError(f"--tol must be between 0 and 1, got {tol:g}")
+    asked = _asked(experiment, seed)
+    console = _console()
+    with _working(console, "reading the data, computing the pooled solution"):
+        prepared = config.prepare(asked)
+    console.print(report.data_summary(prepared))
+    with _working(console, "limits and rates"):
+        predictions = _predictions(prepared, tol)
+    console.print(
+        report.prediction_table(predictions, console.width), report.prediction_notes(predictions)
+    )
+    observations = {}
+    for label, prediction in predictions.items() if run else ():
+        with _working(console, f"{label}: running"):
+            observations[label] = observe(
+                prediction, prepared.problem, prepared.participation,
+                rounds=asked.rounds, tol=asked.tol, seeds=asked.seeds,
+                pooled=prepared.reference, pooled_se=prepared.reference_se,
+            )  # fmt: skip
+    if observations:
+        console.print(report.observation_table(predictions, observations))
+    if out:
+        files = report.write_theory(predictions, observations, out, fx.__version__)
+        console.print(Text(f"written to {out}: {', '.join(files)}"))
+
+
 @app.command("list")
 def list_() -> None:
     """List algorithms, losses, regularisers, participations, partitions and bundled data."""
@@ -126,6 +174,26 @@ def list_() -> None:
         for heading, registry in registries.items()
     }
     _console().print(report.listing({**sections, "bundled experiments": EXPERIMENTS}))
+
+
+def _predictions(prepared: config.Prepared, tol: float) -> dict[str, Prediction]:
+    """By label, several at a time: most of the time goes into compiling."""
+    with ThreadPoolExecutor(_cores()) as pool:
+        predicted = {
+            label: pool.submit(predict, algorithm, prepared.problem, prepared.participation, tol)
+            for label, algorithm in prepared.algorithms.items()
+        }
+        try:
+            return {label: one.result() for label, one in predicted.items()}
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _asked(experiment: Path, seeds: list[int] | None) -> config.Experiment:
+    """The experiment of a file or of a bundled name, with other seeds if given."""
+    bundled = not experiment.suffix and not experiment.exists()
+    asked = config.load(bundled_experiment(str(experiment)) if bundled else experiment)
+    return asked.with_seeds(seeds) if seeds else asked
 
 
 # --- the terminal ---------------------------------------------------------------------------------

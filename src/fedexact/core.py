@@ -277,7 +277,7 @@ class Algorithm(abc.ABC, Generic[S, C, B, U]):
         """New state of a participant that gets the (d,) model after the push, where `receives`."""
         raise NotImplementedError(f"{self.name} has no `receive`")
 
-    def row_gradients(self, client: C, oracle: Oracle, key: Array) -> Array | int:
+    def row_gradients(self, client: C, pulled: B, oracle: Oracle, key: Array) -> Array | int:
         """Rows whose gradient `local` computes; those inside a prox are counted by the engine."""
         return 0
 

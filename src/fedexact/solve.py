@@ -452,7 +452,7 @@ def evaluate(problem: Problem, x: np.ndarray) -> tuple[float, float]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, float | int | list)
+    return isinstance(value, float | int | list) and not isinstance(value, bool)
 
 
 def bytes_per_visit(

@@ -15,17 +15,19 @@ from fedexact.core import Algorithm, Assumption, Constants, Exactness, Oracle, S
 from fedexact.errors import InputError, check_count, check_positive
 from fedexact.participation.periodic import Periodic
 
+_POSITIVE = ("lr", "lr_server", "step", "relax", "damping", "safeguard")
+
 
 def check(algorithm: Algorithm) -> None:
     """Raises InputError for a step that is not positive, a count or an option that is not one."""
     for field in dataclasses.fields(algorithm):  # pyright: ignore[reportArgumentType]
         what, value = f"{algorithm.name} {field.name}", getattr(algorithm, field.name)
-        if field.name in ("lr", "lr_server", "step", "relax"):
+        if field.name in _POSITIVE:
             check_positive(what, value)
         elif field.name in ("local_steps", "batch_size", "cutoff"):
             if value is not None or field.default is not None:
                 check_count(what, value)
-        elif field.name in ("delay", "delay_seed", "coin_seed"):
+        elif field.name in ("delay", "delay_seed", "coin_seed", "memory"):
             check_count(what, value, at_least=0)
         elif field.name == "probability":
             check_probability(what, value)

@@ -20,14 +20,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
-from jax import Array, lax
+from jax import Array
 
 from fedexact.algorithms.common import (
     check,
     comes_back,
+    descend,
     evenly,
-    exact_if_seen,
-    local_grad,
+    exact_if_gradient_descent,
     rows_per_gradient,
     smooth,
 )
@@ -61,17 +61,10 @@ class FedAvg(Algorithm[Server, tuple[()], Array, Array]):
         return replace(self, lr=lr)
 
     def exactness(self, setting: Setting) -> Exactness:
-        if self.batch_size is not None:
-            return Exactness(False, "mini-batch gradients at a constant lr: a noise ball")
-        if setting.n_clients == 1:
-            return exact_if_seen(setting, "one client: gradient descent")
-        if self.local_steps > 1:
-            return Exactness(False, f"client drift: local_steps = {self.local_steps} > 1")
-        if setting.full:
-            return Exactness(True, "one local step, everybody present: gradient descent")
+        partial = "uneven participation: aims at the q_k-weighted objective"
         if setting.even:
-            return Exactness(False, "right on average only: the cohort's mean gradient is noisy")
-        return Exactness(False, "uneven participation: aims at the q_k-weighted objective")
+            partial = "right on average only: the cohort's mean gradient is noisy"
+        return exact_if_gradient_descent(setting, self.local_steps, self.batch_size, partial)
 
     def assumptions(self, setting: Setting) -> tuple[Assumption, ...]:
         return smooth(setting), comes_back(setting), evenly(setting)
@@ -88,12 +81,12 @@ class FedAvg(Algorithm[Server, tuple[()], Array, Array]):
     def local(
         self, client: tuple[()], pulled: Array, oracle: Oracle, key: Array
     ) -> tuple[tuple[()], Array]:
-        def descend(i: Array, z: Array) -> Array:
-            return z - self.lr * local_grad(oracle, z, key, i, self.batch_size)
+        z = descend(oracle, pulled, self.lr, self.local_steps, key, self.batch_size)
+        return client, z - pulled
 
-        return client, lax.fori_loop(0, self.local_steps, descend, pulled) - pulled
-
-    def row_gradients(self, client: tuple[()], oracle: Oracle, key: Array) -> Array | int:
+    def row_gradients(
+        self, client: tuple[()], pulled: Array, oracle: Oracle, key: Array
+    ) -> Array | int:
         return self.local_steps * rows_per_gradient(oracle, self.batch_size)
 
     def push(self, server: Server, total: Array, count: Array) -> Server:

@@ -65,5 +65,7 @@ class FOCUS(Tracking[Client]):
         y, g = track(pulled, client.g, self.local_steps, lambda _, x: oracle.grad(x))
         return Client(g), y
 
-    def row_gradients(self, client: Client, oracle: Oracle, key: Array) -> Array | int:
+    def row_gradients(
+        self, client: Client, pulled: Pulled, oracle: Oracle, key: Array
+    ) -> Array | int:
         return self.local_steps * oracle.n_rows

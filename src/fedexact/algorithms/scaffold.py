@@ -100,7 +100,9 @@ class SCAFFOLD(Algorithm[Server, Client, Message, Message]):
         new = grad(R, x) if self.option == 1 else client.c - c + (x - z) / (R * self.lr)
         return Client(new), Message(z - x, new - client.c)
 
-    def row_gradients(self, client: Client, oracle: Oracle, key: Array) -> Array | int:
+    def row_gradients(
+        self, client: Client, pulled: Message, oracle: Oracle, key: Array
+    ) -> Array | int:
         gradients = self.local_steps + (self.option == 1)
         return gradients * rows_per_gradient(oracle, self.batch_size)
 

@@ -37,6 +37,7 @@ from fedexact.algorithms import ALGORITHMS
 from fedexact.config.records import (
     PATH,
     arguments_of,
+    as_table,
     by_name,
     check_keys,
     check_record,
@@ -45,6 +46,7 @@ from fedexact.config.records import (
     make_named,
     make_record,
     record_fields,
+    with_inner,
 )
 from fedexact.core import Algorithm
 from fedexact.data import PARTITIONS, Features, Federation, Target
@@ -61,10 +63,6 @@ Registry = Mapping[str, type]
 # --- validators -----------------------------------------------------------------------------------
 
 
-def _as_table(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
 def _named(registry: Registry) -> AfterValidator:
     """A table `name` + arguments: made on the spot to find errors early, unless it needs names of
     clients or columns, which are not known yet."""
@@ -72,7 +70,7 @@ def _named(registry: Registry) -> AfterValidator:
     def check(table: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         cls, where = find(registry, table)
         table = _absolute(cls, table, info)
-        arguments = arguments_of(table)
+        arguments = with_inner(registry, cls, arguments_of(table), where)
         if has_names(arguments):
             check_record(cls, arguments, where)
         else:
@@ -117,11 +115,11 @@ def _record(cls: type, short: str) -> BeforeValidator:
 FilePath = Annotated[str, AfterValidator(_from_base)]
 TargetField = Annotated[Target, _record(Target, "column")]
 FeaturesField = Annotated[Features, _record(Features, "columns")]
-PartitionField = Annotated[dict[str, Any], BeforeValidator(_as_table), _named(PARTITIONS)]
-LossField = Annotated[dict[str, Any], BeforeValidator(_as_table), AfterValidator(_check_loss)]
-RegularizerField = Annotated[dict[str, Any], BeforeValidator(_as_table), _named(REGULARIZERS)]
-ParticipationField = Annotated[dict[str, Any], BeforeValidator(_as_table), _named(PARTICIPATIONS)]
-AlgorithmField = Annotated[dict[str, Any], BeforeValidator(_as_table), _named(ALGORITHMS)]
+PartitionField = Annotated[dict[str, Any], BeforeValidator(as_table), _named(PARTITIONS)]
+LossField = Annotated[dict[str, Any], BeforeValidator(as_table), AfterValidator(_check_loss)]
+RegularizerField = Annotated[dict[str, Any], BeforeValidator(as_table), _named(REGULARIZERS)]
+ParticipationField = Annotated[dict[str, Any], BeforeValidator(as_table), _named(PARTICIPATIONS)]
+AlgorithmField = Annotated[dict[str, Any], BeforeValidator(as_table), _named(ALGORITHMS)]
 Count = Annotated[int, Field(ge=1)]
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from fedexact.core import Algorithm
 from fedexact.errors import InputError, check_choice
 
 T = TypeVar("T")
@@ -30,9 +31,10 @@ PATH = "a path"
 LIST = "a list"
 TEXTS = "a list of texts"
 TABLE = "a table"
+INNER = "a table with a name"
 _PYTHON = {
     NUMBER: (int, float), WHOLE: (int,), BOOL: (bool,), TEXT: (str,), PATH: (str,),
-    LIST: (list, tuple), TEXTS: (list, tuple), TABLE: (dict,),
+    LIST: (list, tuple), TEXTS: (list, tuple), TABLE: (dict,), INNER: (Algorithm,),
 }  # fmt: skip
 _SIMPLE = {
     Any: {NUMBER}, jax.Array: {NUMBER}, np.ndarray: set(),
@@ -97,9 +99,27 @@ def make_named(
     """The record that a table names; values by name are put in the order of `names`."""
     cls, name = find(registry, table)
     where = f"{where} ({name})"
-    arguments = arguments_of(table)
+    arguments = with_inner(registry, cls, arguments_of(table), where)
     ordered = {k: _in_order(k, v, names, _join(where, k)) for k, v in arguments.items()}
     return make_record(cls, ordered, where)
+
+
+def with_inner(
+    registry: Mapping[str, type[T]], cls: type[T], table: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """The table with the records that it holds made: a name, or a named table, each."""
+    inner = {name for name, allowed in record_fields(cls).items() if INNER in allowed}
+    return {
+        key: make_named(registry, as_table(value), _join(where, key))
+        if key in inner and isinstance(value, str | dict)
+        else value
+        for key, value in table.items()
+    }
+
+
+def as_table(value: Any) -> Any:
+    """A named table; a name alone stands for one without arguments."""
+    return {"name": value} if isinstance(value, str) else value
 
 
 def has_names(table: Mapping[str, Any]) -> bool:
@@ -145,6 +165,8 @@ def _kinds(hint: Any) -> set[str]:
         return set()
     if origin is os.PathLike:
         return {PATH}
+    if issubclass(origin, Algorithm):
+        return {INNER}
     if issubclass(origin, collections.abc.Mapping):
         return {TABLE}
     if issubclass(origin, collections.abc.Sequence):

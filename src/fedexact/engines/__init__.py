@@ -7,9 +7,13 @@ An engine holds the state of a run, (server, clients), in a form of its own:
 * `clients(problem, state)` gives the client states stacked in client order, (N, ...).
 """
 
-from fedexact.engines import compiled, loop
+from fedexact.engines import compiled, loop, matrix
 from fedexact.engines.state import Engine, State
 
 __all__ = ["ENGINES", "Engine", "State"]
 
-ENGINES: dict[str, Engine] = {"compiled": compiled.Compiled(), "loop": loop.Loop()}
+ENGINES: dict[str, Engine] = {
+    "compiled": compiled.Compiled(),
+    "loop": loop.Loop(),
+    "matrix": matrix.Matrix(),
+}

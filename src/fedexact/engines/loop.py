@@ -45,40 +45,40 @@ class Loop:
         oracles, gradients = oracles_for(algorithm, problem), 0
         for t in range(len(cohorts.offsets) - 1):
             participants = cohorts.ids[cohorts.offsets[t] : cohorts.offsets[t + 1]]
-            state, rows = one_round(
+            state, rows = self.one_round(
                 algorithm, problem, oracles, state, participants, start + t, root
             )
             gradients += rows
         return state, gradients
 
-
-def one_round(
-    algorithm: Algorithm,
-    problem: Problem,
-    oracles: tuple[RowOracle, ...],
-    state: State,
-    participants: np.ndarray,
-    round: int,
-    root: Array,
-) -> tuple[State, int]:
-    """Pull, local and push of one round."""
-    server, clients = state.server, list(state.clients)
-    if len(participants) == 0:
-        return state, 0
-    pulled, uploads, gradients = pull(algorithm, server, round), [], 0
-    for k in participants:
-        bucket, slot = problem.layout.bucket_of[k], problem.layout.slot_of[k]
-        clients[k], upload, rows = local(
-            algorithm, clients[k], pulled, oracles[bucket], slot, root, round, k
-        )
-        uploads.append(upload)
-        gradients += int(rows)
-    total = jax.tree.map(lambda *a: sum(a[1:], start=a[0]), *uploads)
-    server = push(algorithm, server, total, len(uploads))
-    if algorithm.receives:
+    def one_round(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        oracles: tuple[RowOracle, ...],
+        state: State,
+        participants: np.ndarray,
+        round: int,
+        root: Array,
+    ) -> tuple[State, int]:
+        """Pull, local and push of one round."""
+        server, clients = state.server, list(state.clients)
+        if len(participants) == 0:
+            return state, 0
+        pulled, uploads, gradients = pull(algorithm, server, round), [], 0
         for k in participants:
-            clients[k] = receive(algorithm, clients[k], server)
-    return State(server, clients), gradients
+            bucket, slot = problem.layout.bucket_of[k], problem.layout.slot_of[k]
+            clients[k], upload, rows = local(
+                algorithm, clients[k], pulled, oracles[bucket], slot, root, round, k
+            )
+            uploads.append(upload)
+            gradients += int(rows)
+        total = jax.tree.map(lambda *a: sum(a[1:], start=a[0]), *uploads)
+        server = push(algorithm, server, total, len(uploads))
+        if algorithm.receives:
+            for k in participants:
+                clients[k] = receive(algorithm, clients[k], server)
+        return State(server, clients), gradients
 
 
 @jax.jit

@@ -19,9 +19,8 @@ from jax.flatten_util import ravel_pytree
 from fedexact.core import Algorithm
 from fedexact.engines import loop
 from fedexact.engines.matrices import check_size, pull_matrix, push_matrix
-from fedexact.engines.state import State, oracles_for
+from fedexact.engines.state import State
 from fedexact.oracles import RowOracle
-from fedexact.participation import Cohorts
 from fedexact.problem import Problem
 
 
@@ -32,56 +31,38 @@ class Matrix(loop.Loop):
         check_size(problem.n_clients)
         return super().load(problem, server, clients)
 
-    def advance(
+    def one_round(
         self,
         algorithm: Algorithm,
         problem: Problem,
+        oracles: tuple[RowOracle, ...],
         state: State,
-        cohorts: Cohorts,
-        start: int,
+        participants: np.ndarray,
+        round: int,
         root: Array,
     ) -> tuple[State, int]:
-        oracles, gradients = oracles_for(algorithm, problem), 0
-        for t in range(len(cohorts.offsets) - 1):
-            participants = cohorts.ids[cohorts.offsets[t] : cohorts.offsets[t + 1]]
-            state, rows = one_round(
-                algorithm, problem, oracles, state, participants, start + t, root
-            )
-            gradients += rows
-        return state, gradients
+        """R(S), local and C(S) of one round, and R(S) once more where participants receive."""
+        if len(participants) == 0:
+            return state, 0
+        server, clients, gradients = state.server, list(state.clients), 0
+        mask = np.zeros(problem.n_clients, bool)
+        mask[participants] = True
+        R, C = pull_matrix(mask), push_matrix(mask)
 
-
-def one_round(
-    algorithm: Algorithm,
-    problem: Problem,
-    oracles: tuple[RowOracle, ...],
-    state: State,
-    participants: np.ndarray,
-    round: int,
-    root: Array,
-) -> tuple[State, int]:
-    """R(S), local and C(S) of one round, and R(S) once more where participants receive."""
-    if len(participants) == 0:
-        return state, 0
-    server, clients, gradients = state.server, list(state.clients), 0
-    mask = np.zeros(problem.n_clients, bool)
-    mask[participants] = True
-    R, C = pull_matrix(mask), push_matrix(mask)
-
-    pulled, uploads = carried(R, {0: loop.pull(algorithm, server, round)}), {}
-    for k in participants:
-        bucket, slot = problem.layout.bucket_of[k], problem.layout.slot_of[k]
-        clients[k], uploads[k + 1], rows = loop.local(
-            algorithm, clients[k], pulled(k + 1), oracles[bucket], slot, root, round, k
-        )
-        gradients += int(rows)
-    total = carried(C, uploads)(0)
-    server = loop.push(algorithm, server, total, len(participants))
-    if algorithm.receives:
-        model = carried(R, {0: algorithm.model(server)})
+        pulled, uploads = carried(R, {0: loop.pull(algorithm, server, round)}), {}
         for k in participants:
-            clients[k] = receive(algorithm, clients[k], model(k + 1))
-    return State(server, clients), gradients
+            bucket, slot = problem.layout.bucket_of[k], problem.layout.slot_of[k]
+            clients[k], uploads[k + 1], rows = loop.local(
+                algorithm, clients[k], pulled(k + 1), oracles[bucket], slot, root, round, k
+            )
+            gradients += int(rows)
+        total = carried(C, uploads)(0)
+        server = loop.push(algorithm, server, total, len(participants))
+        if algorithm.receives:
+            model = carried(R, {0: algorithm.model(server)})
+            for k in participants:
+                clients[k] = receive(algorithm, clients[k], model(k + 1))
+        return State(server, clients), gradients
 
 
 def carried(M: np.ndarray, messages: Mapping[int, Any]) -> Callable[[int], Any]:
@@ -91,7 +72,8 @@ def carried(M: np.ndarray, messages: Mapping[int, Any]) -> Callable[[int], Any]:
     X = np.zeros((len(M), first.size))
     for row, (vector, _) in flat.items():
         X[row] = vector
-    X = M @ X
+    with np.errstate(invalid="ignore"):  # 0 * inf in rows that nobody reads
+        X = M @ X
     return lambda row: as_message(jnp.asarray(X[row], first.dtype))
 
 

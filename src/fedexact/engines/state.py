@@ -80,7 +80,7 @@ def visit(
 ) -> tuple[Any, Any, Array]:
     """What a participant does: its new state, its upload, and the row gradients it took."""
     metered = _Metered(oracle)
-    rows = algorithm.row_gradients(client, oracle, key)
+    rows = algorithm.row_gradients(client, pulled, oracle, key)
     client, upload = algorithm.local(client, pulled, cast(Oracle, metered), key)
     return client, upload, jnp.asarray(rows + metered.rows, float)
 

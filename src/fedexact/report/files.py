@@ -17,6 +17,7 @@ from fedexact.files import remove_parts, write_together
 from fedexact.report.figure import convergence_figure, curves, image
 
 FORMAT = 1
+COUNTS = ("uploads", "bytes_up", "bytes_down", "gradient_evaluations", "objective")
 
 
 def write_report(outcome: Outcome, out: Path, version: str) -> list[str]:
@@ -26,7 +27,7 @@ def write_report(outcome: Outcome, out: Path, version: str) -> list[str]:
     figure = convergence_figure(*curves(outcome), experiment.title or "Experiment")
     contents: dict[str, Callable[[Path], object]] = {
         "result.json": lambda p: p.write_text(result_json(outcome, version), encoding="utf-8"),
-        "history.parquet": lambda p: _write_parquet(history(outcome), p),
+        "history.parquet": lambda p: write_parquet(history(outcome), p),
         "experiment.toml": lambda p: p.write_text(experiment.to_toml(resolved), encoding="utf-8"),
         "figure.png": lambda p: p.write_bytes(image(figure, "png")),
         "figure.svg": lambda p: p.write_bytes(image(figure, "svg")),
@@ -60,7 +61,7 @@ def result_json(outcome: Outcome, version: str) -> str:
         "pooled_solution": _solution(prepared),
         "runs": [_run(run, prepared) for run in outcome.runs],
     }
-    return json.dumps(_finite(content), indent=2) + "\n"
+    return json.dumps(finite(content), indent=2) + "\n"
 
 
 def _data(prepared: Prepared) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def _run(run: Run, prepared: Prepared) -> dict[str, Any]:
         "message": result.message,
         "rounds": result.rounds,
         "stopped_at_round": result.history.column("round")[-1].as_py(),
-        **{key: row[key] for key in ("uploads", "bytes_up", "bytes_down", "objective")},
+        **{key: row[key] for key in COUNTS},
         "distance": distance_of(run, prepared, False),
         "distance_se": distance_of(run, prepared, True),
         "never_present": result.never_present,
@@ -181,17 +182,17 @@ def _original_scale(prepared: Prepared, x: np.ndarray) -> Any:
     return _coefficients(prepared, (matrix @ x.reshape(len(matrix), -1)).ravel())
 
 
-def _write_parquet(table: pa.Table, path: Path) -> None:
+def write_parquet(table: pa.Table, path: Path) -> None:
     from pyarrow import parquet
 
     parquet.write_table(table, path)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, np.ndarray | np.generic):
-        return _finite(value.tolist())
+        return finite(value.tolist())
     if isinstance(value, dict):
-        return {key: _finite(v) for key, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+        return {key: finite(v) for key, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, list | tuple) else value

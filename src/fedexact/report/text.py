@@ -31,7 +31,7 @@ COLOURS = {  # from the best verdict to the worst
 def data_summary(prepared: Prepared) -> RenderableType:
     """Rows and participation per client, the target in words, what is to be known of the data."""
     federation = prepared.federation
-    table = _table("client", "rows used", "left out", "p_k")
+    table = new_table("client", "rows used", "left out", "p_k")
     p = prepared.participation.inclusion(prepared.problem.n_clients)
     rows = list(zip(federation.names, federation.n_rows, federation.dropped, p, strict=True))
     for name, used, dropped, p_k in rows[: SHOWN if len(rows) > SHOWN else None]:
@@ -49,7 +49,7 @@ def data_summary(prepared: Prepared) -> RenderableType:
         *_partition(federation),
         *(f"note: {note}" for note in (*federation.notes, *prepared.notes)),
     ]
-    return Group(*([Text(title, style="bold")] if title else []), table, _lines(lines))
+    return Group(*([Text(title, style="bold")] if title else []), table, lines_of(lines))
 
 
 def result_table(outcome: Outcome, width: int) -> Table:
@@ -57,7 +57,7 @@ def result_table(outcome: Outcome, width: int) -> Table:
 
     Readable from 80 columns on; closer together below 100.
     """
-    table = _table(
+    table = new_table(
         "algorithm", "by\ntheory", "rounds", "MB\nup", "MB\ndown", "dist.\nSE", "dist.\nnorm",
         "bound\nSE", "verdict",
     )  # fmt: skip
@@ -92,7 +92,7 @@ def closing(outcome: Outcome, out: str, files: Sequence[str]) -> RenderableType:
             absent = _some(run.result.never_present)
             lines.append(f"{run.label}, seed {run.seed}: never present: {absent}")
     lines.append(f"written to {out}: {', '.join(files)}")
-    return _lines(lines)
+    return lines_of(lines)
 
 
 def listing(sections: Mapping[str, Mapping[str, str]]) -> RenderableType:
@@ -125,14 +125,14 @@ def _partition(federation: Federation) -> list[str]:
     return [f"partition: {made.description}, {made.sizes.min()} to {made.sizes.max()} rows each"]
 
 
-def _table(*columns: str) -> Table:
+def new_table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", vertical="top")
     return table
 
 
-def _lines(lines: Sequence[str]) -> Group:
+def lines_of(lines: Sequence[str]) -> Group:
     return Group(*(Text(line, overflow="fold") for line in lines))
 
 
@@ -144,11 +144,11 @@ def _row(label: str, runs: Sequence[Run], prepared: Prepared) -> list[Renderable
         Text(label, style="bold"),
         "exact" if exact else "biased",
         _cell([run.result.rounds for run in runs], str),
-        _cell([row["bytes_up"] / 1e6 for row in rows], _megabytes),
-        _cell([row["bytes_down"] / 1e6 for row in rows], _megabytes),
-        _cell([distance_of(run, prepared, True) for run in runs], _power),
-        _cell([distance_of(run, prepared, False) for run in runs], _power),
-        _cell(bounds, _power),
+        _cell([row["bytes_up"] / 1e6 for row in rows], megabytes),
+        _cell([row["bytes_down"] / 1e6 for row in rows], megabytes),
+        _cell([distance_of(run, prepared, True) for run in runs], power),
+        _cell([distance_of(run, prepared, False) for run in runs], power),
+        _cell(bounds, power),
         _verdict(runs),
     ]
 
@@ -185,14 +185,14 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _power(value: float) -> str:
+def power(value: float) -> str:
     """Small numbers as powers of ten, others as they are."""
     if not math.isfinite(value):
         return "inf"
     return f"{value:.1e}" if value < 1e-2 or value >= 1e4 else f"{value:.3g}"
 
 
-def _megabytes(value: float) -> str:
+def megabytes(value: float) -> str:
     return f"{value:.3g}" if value >= 1 else f"{value:.2g}"
 
 
