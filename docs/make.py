@@ -1,5 +1,5 @@
 """Makes the pictures and tables of README and docs: `python docs/make.py`, or only some of them:
-`python docs/make.py heart registry measured panels round`."""
+`python docs/make.py heart registry measured panels bounds round`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 import fedexact as fx
 from fedexact.report import image
 from fedexact.solve import setting_of
+from fedexact.theory.bounds import fedavg_bound, feddr_bound, fedsplit_bound
 from fedexact.theory.cost import cost
 from fedexact.theory.fixed_point import fixed_point
 from fedexact.theory.mixing import draw_round
@@ -285,6 +286,82 @@ def panels_figure(found: Mapping[str, list[Line]]) -> Figure:
     return figure
 
 
+# --- docs: bounds over runs -----------------------------------------------------------------------
+
+
+class Bounded(NamedTuple):
+    """What a bound is about over a run, after each of its rounds."""
+
+    title: str
+    quantity: str
+    observed: np.ndarray
+    bound: np.ndarray
+
+
+def bounded_runs() -> None:
+    (ROOT / "docs" / "bounds.png").write_bytes(image(bounds_figure(bounded()), "png"))
+
+
+def bounded() -> list[Bounded]:
+    """Two runs on the smallest example, and one on a nonconvex loss; everybody present."""
+    rows = [([[0.0], [1.0]], [2.0, 2.0]), ([[2.0], [2.0]], [0.0, 1.0])]
+    two = fx.Problem(rows, loss="squared", weights="clients", reduction="sum")
+
+    def distances(algorithm: fx.Algorithm, rounds: int) -> np.ndarray:
+        run = fx.solve(two, algorithm, rounds=rounds, record_every=1, reference=fx.reference(two))
+        return run.history["distance"].to_numpy()[1:]
+
+    split = fx.FedSplit(step=8**-0.5, relax=1.0)
+    drift = fx.FedAvg(lr=0.01, local_steps=5)
+    robust, L = robust_regression()
+    dr = fx.FedDR(step=0.2 / L, relax=1.0)
+    mapping = fx.solve(robust, dr, rounds=300, record_every=1).history["gradient_mapping"]
+    t, squares = np.arange(1, 301), mapping.to_numpy()[1:] ** 2
+    return [
+        Bounded(
+            "FedSplit", "|x − x*|", distances(split, 40), fedsplit_bound(split, two).curve(40)[1]
+        ),
+        Bounded("FedAvg", "|x − x*|", distances(drift, 60), fedavg_bound(drift, two).curve(60)[1]),
+        Bounded(
+            "FedDR, nonconvex", "mean of |∇F|² so far", np.cumsum(squares) / t,
+            feddr_bound(dr, robust, smoothness=L, lowest=0.0).at(t),
+        ),
+    ]  # fmt: skip
+
+
+def robust_regression() -> tuple[fx.Problem, float]:
+    """Two clients with outliers under a bounded loss, and L of their f_k."""
+    rng = np.random.default_rng(0)
+    rows = [rng.normal(size=(60, 2)) for _ in range(2)]
+    x = np.array([1.0, -1.0])
+    clients = [(X, X @ x + 0.3 * rng.standard_cauchy(60)) for X in rows]
+    L = 2.0 * max(float(np.linalg.norm(X, 2)) ** 2 / 60 for X in rows)  # second derivatives <= 2
+    return fx.Problem(clients, loss=geman_mcclure), L
+
+
+def geman_mcclure(x: Any, rows: fx.Rows) -> Any:
+    """r²/(1 + r²) of the residual r: bounded, and not convex."""
+    square = (rows.X @ x - rows.y) ** 2
+    return square / (1.0 + square)
+
+
+def bounds_figure(found: list[Bounded]) -> Figure:
+    """Each run with its bound above it."""
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    for axes, one in zip(figure.subplots(1, len(found)), found, strict=True):
+        t = np.arange(1, len(one.observed) + 1)
+        axes.plot(t, one.bound, color="black", linestyle="--", linewidth=1.4, label="bound")
+        axes.plot(t, np.maximum(one.observed, 1e-16), color="#0072B2", linewidth=1.8, label="run")
+        axes.set_title(one.title, fontsize=11)
+        axes.set_xlabel("rounds")
+        axes.set_ylabel(one.quantity)
+        axes.set_yscale("log")
+        axes.grid(visible=True, color="#DDDDDD", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    return figure
+
+
 # --- shared ---------------------------------------------------------------------------------------
 
 
@@ -331,7 +408,7 @@ def one_round() -> None:
 
 PARTS: Mapping[str, Callable[[], None]] = {
     "heart": heart, "registry": registry, "measured": measured, "panels": panels,
-    "round": one_round,
+    "bounds": bounded_runs, "round": one_round,
 }  # fmt: skip
 
 if __name__ == "__main__":

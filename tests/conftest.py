@@ -17,6 +17,13 @@ settings.register_profile("fedexact", deadline=None, max_examples=20, derandomiz
 settings.load_profile("fedexact")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _programs_of_one_module() -> Iterator[None]:
+    """Compiled programs are let go with the module that needed them: they take gigabytes."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(autouse=True)
 def _float64() -> Iterator[None]:
     with float64():

@@ -63,7 +63,7 @@ def test_every_hyperparameter_left_out_is_chosen(cls: type[Algorithm]) -> None:
     chosen = fx.solve(PROBLEM, cls(), rounds=1).chosen
     assert chosen
     for name, value in chosen.items():
-        assert np.all(np.asarray(value) > 0), name
+        assert np.all(np.asarray(value) > 0) or (value == 0 and name.endswith("_seed")), name
 
 
 @REGISTRY
@@ -72,6 +72,14 @@ def test_a_bad_hyperparameter_is_named(cls: type[Algorithm], value: float) -> No
     for name in float_hyperparameters(resolved(cls)):
         with pytest.raises(fx.InputError, match=f"{cls.name}.*{name}"):
             cls(**{name: value})
+
+
+@REGISTRY
+def test_what_has_a_default_cannot_be_left_out(cls: type[Algorithm]) -> None:
+    for field in dataclasses.fields(cls):
+        if field.default is not None:
+            with pytest.raises(fx.InputError, match=f"{cls.name} {field.name} must be given"):
+                cls(**{field.name: None})
 
 
 @REGISTRY

@@ -8,6 +8,7 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedexact as fx
@@ -107,3 +108,10 @@ def test_the_measured_table_is_what_comes_out() -> None:
                 assert float(new) == pytest.approx(float(old), rel=0.02, abs=1), before[0]
             else:
                 assert old == new, before[0]
+
+
+def test_the_runs_in_the_picture_of_bounds_stay_below_them() -> None:
+    """And the bounds say something: within 3 of FedSplit, 2 of FedAvg's drift, 20 of FedDR."""
+    for one, close in zip(MAKE["bounded"](), (3.0, 2.0, 20.0), strict=True):
+        assert np.all(one.observed <= one.bound * (1 + 1e-9)), one.title
+        assert one.bound[-1] <= close * one.observed[-1], one.title

@@ -512,3 +512,49 @@ def test_exact_or_biased(algorithm: fx.Algorithm, exact: tuple[bool, bool]) -> N
     for participation, expected in zip((fx.Full(), BERNOULLI), exact, strict=True):
         setting = setting_of(least_squares(41), participation)
         assert algorithm.resolve(setting).exactness(setting).exact is expected
+
+
+# --- defaults where rows or clients are unlike ----------------------------------------------------
+
+
+def rare_dummy(seed: int) -> fx.Problem:
+    """Six clients in which one row in a hundred is ten times as long."""
+    rng, clients = np.random.default_rng(seed), []
+    for _ in range(6):
+        X = np.column_stack([rng.normal(size=300), 10.0 * (rng.random(300) < 0.01)])
+        clients.append((X, X @ [0.3, -0.3] + rng.normal(size=300)))
+    return fx.Problem(clients, fit_intercept=True)
+
+
+@pytest.mark.parametrize("batch_size", [6, 32])
+def test_rows_of_unequal_leverage_do_not_make_mini_batches_diverge(batch_size: int) -> None:
+    """A batch of the steepest row alone decides on the default lr."""
+    problem = rare_dummy(0)
+    for algorithm in (fx.VRFOCUS(batch_size=batch_size), fx.SGFOCUS(batch_size=batch_size)):
+        result = fx.solve(problem, algorithm, fx.Bernoulli(0.4), rounds=2000)
+        assert result.status == "finished"
+    exact = fx.solve(problem, fx.VRFOCUS(batch_size=batch_size), fx.Bernoulli(0.4), rounds=4000)
+    assert relative(exact.x, fx.reference(problem)) < (1e-12 if batch_size == 32 else 1e-2)
+
+
+def test_the_steepest_row_in_numbers() -> None:
+    """Rows 1, 1, 3 of a mean of squares: L = 11/3 and n max_i x_i^2 / n = 9."""
+    problem = fx.Problem([([[1.0], [1.0], [3.0]], [0.0, 0.0, 0.0])])
+    assert problem.constants().L_k == pytest.approx([11 / 3])
+    assert problem.constants().row_L_k == pytest.approx([9.0])
+
+
+@pytest.mark.parametrize("participation", [fx.Bernoulli(0.2), fx.Markov(0.1, 0.5)], ids=repr)
+@pytest.mark.parametrize(
+    "algorithm", [fx.FOCUS(), fx.MIFA(local_steps=1), fx.SCAFFOLD(), fx.FedAU(local_steps=1)]
+)
+def test_a_client_alone_is_never_stale(
+    algorithm: fx.Algorithm, participation: fx.Participation
+) -> None:
+    """Rounds without it change nothing, so that its steps are those of full participation."""
+    problem = logistic(5, (60,))
+    result = fx.solve(problem, algorithm, participation, rounds=3000)
+    assert relative(result.x, fx.reference(problem)) < 1e-10
+    if algorithm.name != "FedAU":  # it multiplies its update by its gap
+        chosen = fx.solve(problem, algorithm, rounds=1).chosen
+        assert result.chosen == chosen

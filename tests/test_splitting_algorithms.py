@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_proxskip_is_the_papers_coin_at_every_step(p: float) -> None:
 
 def test_proxskip_draws_geometric_steps_anew_by_the_coins_seed() -> None:
     p, T = 0.2, 20_000
-    steps = coins(fx.ProxSkip(probability=p), T)
+    steps = coins(fx.ProxSkip(probability=p, coin_seed=0), T)
     k = np.arange(1, 30)
     seen = np.array([np.mean(steps == j) for j in k])
     expected = p * (1 - p) ** (k - 1)
@@ -86,13 +87,13 @@ def test_proxskip_draws_geometric_steps_anew_by_the_coins_seed() -> None:
     assert abs(np.corrcoef(steps[1:], steps[:-1])[0, 1]) < 5 / np.sqrt(T)
     other = coins(fx.ProxSkip(probability=p, coin_seed=1), T)
     assert abs(np.corrcoef(steps, other)[0, 1]) < 5 / np.sqrt(T)
-    assert np.all(coins(fx.ProxSkip(probability=1.0), 100) == 1)
+    assert np.all(coins(fx.ProxSkip(probability=1.0, coin_seed=0), 100) == 1)
 
 
 @pytest.mark.parametrize("engine", ["compiled", "loop"])
 def test_proxskip_counts_the_steps_it_took(engine: str) -> None:
     problem = least_squares(61, (8, 5, 3, 9))
-    algorithm = fx.ProxSkip(probability=0.3)
+    algorithm = fx.ProxSkip(probability=0.3, coin_seed=0)
     result = fx.solve(problem, algorithm, rounds=20, record_every=5, engine=engine)
     counted = result.history["gradient_evaluations"].to_numpy()
     assert list(counted[1:]) == list(25 * np.cumsum(coins(algorithm, 20))[4::5])
@@ -109,7 +110,7 @@ def test_proxskip_contracts_at_least_as_fast_as_proved() -> None:
     factor = 1 - min(gamma * c.l, p**2)
     h_star = np.einsum("kij,j->ki", H, star) - b
     T, at, scaled = 24, [0, 7, 15, 23], []
-    for drawn in coins(fx.ProxSkip(probability=p), 40 * T).reshape(40, T):
+    for drawn in coins(fx.ProxSkip(probability=p, coin_seed=0), 40 * T).reshape(40, T):
         steps = np.cumsum(drawn)
         theta = np.zeros(steps[-1], bool)
         theta[steps - 1] = True
@@ -183,6 +184,18 @@ def test_proxskip_chooses_and_says() -> None:
         fx.ProxSkip(probability=1.5)
     with pytest.raises(fx.InputError, match="coin_seed must be an integer >= 0, got -1"):
         fx.ProxSkip(coin_seed=-1)
+
+
+@pytest.mark.parametrize("algorithm", [fx.ProxSkip(), fx.AsyncFedDR()], ids=lambda a: a.name)
+def test_what_the_server_draws_follows_the_seed_of_the_run(algorithm: fx.Algorithm) -> None:
+    """With everybody present nothing else is random."""
+    problem = least_squares(67)
+    first, again, other = (fx.solve(problem, algorithm, rounds=7, seed=s) for s in (0, 0, 1))
+    assert np.array_equal(first.x, again.x)
+    assert not np.array_equal(first.x, other.x)
+    (name,) = (name for name in first.chosen if name.endswith("_seed"))
+    fixed = dataclasses.replace(algorithm, **{name: 0})
+    assert np.array_equal(fx.solve(problem, fixed, rounds=7, seed=1).x, first.x)
 
 
 # --- the proximal ones are FedDR in other variables -----------------------------------------------

@@ -147,6 +147,7 @@ class Constants(NamedTuple):
     own) and of the smooth part F of the pooled objective, (1/N) sum_k f_k."""
 
     L_k: np.ndarray  # (N,)
+    row_L_k: np.ndarray  # (N,) n_k times that of the steepest row  # noqa: N815
     l_k: np.ndarray  # (N,)
     L: float  # max_k L_k; 1 where all are flat, since any step will do
     l: float  # min_k l_k  # noqa: E741 - the papers' symbol
@@ -177,6 +178,7 @@ class Setting:
     constants: Constants
     regularizer: Prox
     participation: Pattern
+    seed: int = 0  # of the run: for what the server draws
 
     @property
     def n_clients(self) -> int:
@@ -192,6 +194,12 @@ class Setting:
     def q(self) -> np.ndarray:
         """(N,) aggregation weights q_k = E[1{k in S} / |S|]."""
         return self.participation.aggregation(self.n_clients)
+
+    @property
+    def gap(self) -> float:
+        """Rounds between two visits of a client, those with nobody left out, where they come in a
+        fixed or correlated order; 1 for independent rounds."""
+        return 1.0 if self.n_clients == 1 else self.participation.gap(self.n_clients)
 
     @property
     def full(self) -> bool:
@@ -237,7 +245,8 @@ class Algorithm(abc.ABC, Generic[S, C, B, U]):
     rate: ClassVar[str]  # that is guaranteed, in words
     composite: ClassVar[bool] = False  # handles a regulariser g
     receives: ClassVar[bool] = False  # participants get the new model after the push
-    lower: ClassVar[str]  # the hyperparameter to lower (or raise, in words) when the run diverges
+    recovers: ClassVar[bool] = False  # takes bad steps back: only an overflow is divergence
+    lower: ClassVar[str]  # the hyperparameter to lower when the run diverges
 
     @abc.abstractmethod
     def resolve(self, setting: Setting) -> Self:

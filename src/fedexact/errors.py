@@ -54,6 +54,13 @@ def check_count(what: str, value: Any, at_least: int = 1) -> None:
         raise InputError(f"{what} must be an integer >= {at_least}, got {value!r}")
 
 
+def check_seed(what: str, value: Any) -> None:
+    """Raises InputError unless `value` is an integer that seeds JAX's and NumPy's generators."""
+    check_count(what, value, at_least=0)
+    if value >= 2**63:
+        raise InputError(f"{what} must be less than 2**63, got {value}")
+
+
 def check_choice(what: str, value: Any, choices: Iterable[str]) -> None:
     """Raises InputError unless `value` is one of `choices`; suggests the nearest."""
     choices = list(choices)

@@ -193,6 +193,9 @@ class Problem:
             self.layout.in_client_order([np.asarray(getattr(o, field)) for o in self.oracles])
             for field in ("smoothness", "strong_convexity")
         )
+        row_L_k = self.layout.in_client_order(
+            [np.asarray(_row_smoothness(oracle)) for oracle in self.oracles]
+        )
         L_F, l_F, conditioning = float(np.mean(L_k)), float(np.mean(l_k)), 100.0
         if self.dim <= NEWTON_LIMIT:
             bound = self._mean(_curvature_matrix, np.zeros(self.dim))
@@ -204,7 +207,7 @@ class Problem:
                 conditioning = float(spectrum[-1] / max(spectrum[0], 1e-12 * spectrum[-1]))
         L, l = float(np.max(L_k)), float(np.min(l_k))  # noqa: E741
         return Constants(
-            L_k, l_k, L or 1.0, l, L / l if l > 0 else np.inf, L_F or 1.0, l_F,
+            L_k, row_L_k, l_k, L or 1.0, l, L / l if l > 0 else np.inf, L_F or 1.0, l_F,
             self.loss.global_smooth, self.loss.newton, conditioning,
         )  # fmt: skip
 
@@ -305,6 +308,13 @@ def _curvatures(
         return jnp.minimum(L, spectrum[-1] + rounding), jnp.maximum(l, whole)
 
     return jax.lax.map(one, (rows, weight))
+
+
+@jax.jit
+def _row_smoothness(oracle: RowOracle) -> jax.Array:
+    """(slots,) of each client of a stack."""
+    slots = jnp.arange(oracle.weight.shape[0])
+    return jax.lax.map(lambda j: oracle.client(j).row_smoothness(), slots)
 
 
 def _count_classes(y: Sequence[np.ndarray]) -> int:

@@ -24,6 +24,7 @@ from fedexact.errors import (
     check_choice,
     check_count,
     check_positive,
+    check_seed,
 )
 from fedexact.oracles import RowOracle
 from fedexact.participation import Full, Participation
@@ -195,16 +196,14 @@ class _Run:
         check_kind("participation", participation, Participation)
         check_kind("resume", resume, Result | None)
         check_count("rounds", rounds)
-        check_count("seed", seed, at_least=0)
-        if seed >= 2**63:
-            raise InputError(f"seed must be less than 2**63, got {seed}")
+        check_seed("seed", seed)
         check_choice("engine", engine, ENGINES)
         if record_every is None:
             record_every = max(1, rounds // RECORDINGS)
         check_count("record_every", record_every)
         participation.check(problem.n_clients, problem.names)
         check_fit(problem, given)
-        setting = setting_of(problem, participation)
+        setting = setting_of(problem, participation, seed)
         algorithm = given.resolve(setting)
         x0 = np.zeros(problem.dim) if x0 is None else problem.check_model(x0)
         state = initial(algorithm, problem, jnp.asarray(x0))
@@ -340,6 +339,8 @@ class _Run:
         return None
 
     def diverged(self) -> bool:
+        if self.algorithm.recovers:
+            return not np.all(np.isfinite(self.model(self.done.state)))
         mapping = [row["gradient_mapping"] for row in self.done.history[-2:]]
         if not np.isfinite(mapping[-1]):
             return True
@@ -421,7 +422,7 @@ def _grad_norm(oracle: RowOracle, x: jax.Array) -> jax.Array:
     return jnp.linalg.norm(oracle.grad(x))
 
 
-def setting_of(problem: Problem, participation: Participation) -> Setting:
+def setting_of(problem: Problem, participation: Participation, seed: int = 0) -> Setting:
     """What an algorithm may know before round 0."""
     return Setting(
         names=problem.names,
@@ -429,6 +430,7 @@ def setting_of(problem: Problem, participation: Participation) -> Setting:
         constants=problem.constants(),
         regularizer=problem.regularizer,
         participation=participation,
+        seed=seed,
     )
 
 

@@ -10,7 +10,7 @@ A round is one tick of the server; with Uniform(1) it answers one client per tic
 The age is drawn anew in every round, the same for all of its participants. Invariant and fixed
 points are those of FedDR, which it is for delay = 0. step: s (default as FedDR); relax: alpha, by
 default 1, which is stable and near the fastest with delays, 1.8 without; delay: the largest age
-(10), the server keeps so many models; delay_seed: of the ages.
+(10), the server keeps so many models; delay_seed: of the ages (default: the run's seed).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AsyncFedDR(Algorithm[Server, feddr.Client, Array, Array]):
     step: Any = None
     relax: Any = None
     delay: int = static(default=10)
-    delay_seed: int = static(default=0)
+    delay_seed: Any = None
     g: Prox | None = None  # the regulariser, filled in by `resolve`
 
     name: ClassVar[str] = "AsyncFedDR"
@@ -60,7 +60,8 @@ class AsyncFedDR(Algorithm[Server, feddr.Client, Array, Array]):
     def resolve(self, setting: Setting) -> Self:
         relax = 1.0 if self.relax is None and self.delay > 0 else self.relax
         chosen = replace(self.synchronous, relax=relax).resolve(setting)
-        return replace(self, step=chosen.step, relax=chosen.relax, g=chosen.g)
+        seed = setting.seed if self.delay_seed is None else self.delay_seed
+        return replace(self, step=chosen.step, relax=chosen.relax, g=chosen.g, delay_seed=seed)
 
     def exactness(self, setting: Setting) -> Exactness:
         return self.synchronous.exactness(setting)

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from fedexact.core import Algorithm, Assumption, Constants, Exactness, Oracle, Setting
-from fedexact.errors import InputError, check_count, check_positive
+from fedexact.errors import InputError, check_count, check_positive, check_seed
 from fedexact.participation.periodic import Periodic
 
 _POSITIVE = ("lr", "lr_server", "step", "relax", "damping", "safeguard")
@@ -22,13 +22,16 @@ def check(algorithm: Algorithm) -> None:
     """Raises InputError for a step that is not positive, a count or an option that is not one."""
     for field in dataclasses.fields(algorithm):  # pyright: ignore[reportArgumentType]
         what, value = f"{algorithm.name} {field.name}", getattr(algorithm, field.name)
+        if value is None and field.default is not None:
+            raise InputError(f"{what} must be given a value, got None")
         if field.name in _POSITIVE:
             check_positive(what, value)
-        elif field.name in ("local_steps", "batch_size", "cutoff"):
-            if value is not None or field.default is not None:
-                check_count(what, value)
-        elif field.name in ("delay", "delay_seed", "coin_seed", "memory"):
+        elif field.name in ("local_steps", "batch_size", "cutoff") and value is not None:
+            check_count(what, value)
+        elif field.name in ("delay", "memory"):
             check_count(what, value, at_least=0)
+        elif field.name in ("delay_seed", "coin_seed") and value is not None:
+            check_seed(what, value)
         elif field.name == "probability":
             check_probability(what, value)
         elif field.name == "option" and value not in (1, 2):
@@ -36,10 +39,11 @@ def check(algorithm: Algorithm) -> None:
 
 
 def check_probability(what: str, value: Any) -> None:
-    """Raises InputError unless 0 < value <= 1; None and JAX's arrays pass."""
+    """Raises InputError unless 1e-4 <= value <= 1: a visit takes 1/p steps on average; None and
+    JAX's arrays pass."""
     check_positive(what, value)
-    if not (value is None or isinstance(value, Array)) and value > 1:
-        raise InputError(f"{what} must be a probability within (0, 1], got {value!r}")
+    if not (value is None or isinstance(value, Array) or 1e-4 <= value <= 1):
+        raise InputError(f"{what} must be a probability within [1e-4, 1], got {value!r}")
 
 
 def local_grad(
@@ -88,17 +92,20 @@ def stale_curvature(setting: Setting) -> float:
 
     On average age_k = (1 - p_k) max(1 / p_k, D), D the gap of fixed or correlated visits. A step
     below 1 / stale_curvature keeps methods stable that descend along remembered gradients; with
-    one client per round drawn uniformly it is SAG's 1/L.
+    one client per round drawn uniformly it is SAG's 1/L. A client that is alone is never stale:
+    without it nothing moves.
     """
+    if setting.n_clients == 1:
+        return 0.0
     seen = setting.p > 0.0
     p, L_k = setting.p[seen], setting.constants.L_k[seen]
-    age = (1.0 - p) * np.maximum(1.0 / p, setting.participation.gap(setting.n_clients))
+    age = (1.0 - p) * np.maximum(1.0 / p, setting.gap)
     return float(np.max(age * L_k, initial=0.0)) / setting.n_clients
 
 
 def remembered_curvature(setting: Setting) -> float:
     """max(L_F, L_F D/2, stale curvature): steps below its inverse keep tracked gradients stable."""
-    L_F, D = setting.constants.L_F, setting.participation.gap(setting.n_clients)
+    L_F, D = setting.constants.L_F, setting.gap
     return max(L_F, L_F * D / 2, stale_curvature(setting))
 
 

@@ -15,8 +15,9 @@ hence omega_k = start / intervals: the client keeps these two numbers, and is to
 With everybody present this is FedAvg. Otherwise E[p_k omega_k] is 1, cut off 1 - (1 - p_k)^K for
 independent rounds, so that the clients weigh alike on average, up to noise of radius ~ sqrt(lr).
 
-lr: step on the mean objective, 1 / max(L, R lr_server max(L_F, L_F D/2, stale curvature)) if left
-out, as in MIFA; local_steps: R; lr_server; cutoff: K; batch_size: rows per local gradient.
+lr: step on the mean objective, 1 / max(L, R lr_server max(L_F, L_F D/2, w)) if left out, D as in
+FOCUS, w = max_k max(1/p_k, D) L_k/N; local_steps: R; lr_server; cutoff: K; batch_size: rows per
+local gradient.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedexact.algorithms.common import (
@@ -74,9 +76,13 @@ class FedAU(Algorithm[Server, Client, Pulled, Array]):
         check(self)
 
     def resolve(self, setting: Setting) -> Self:
-        per_round = self.local_steps * self.lr_server * remembered_curvature(setting)
-        lr = 1.0 / max(setting.constants.L, per_round) if self.lr is None else self.lr
-        return replace(self, lr=lr)
+        if self.lr is not None:
+            return self
+        c, seen = setting.constants, setting.p > 0.0
+        omega = np.maximum(1.0 / setting.p[seen], setting.participation.gap(setting.n_clients))
+        weighted = float(np.max(omega * c.L_k[seen], initial=0.0)) / setting.n_clients
+        steepest = max(remembered_curvature(setting), weighted)
+        return replace(self, lr=1.0 / max(c.L, self.local_steps * self.lr_server * steepest))
 
     def exactness(self, setting: Setting) -> Exactness:
         noise = "right on average only: the weighted sum over the cohort is noisy"

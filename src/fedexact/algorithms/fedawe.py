@@ -69,7 +69,7 @@ class FedAWE(Algorithm[Server, Client, Array, Array]):
     def resolve(self, setting: Setting) -> Self:
         if self.lr is not None:
             return self
-        c, D, seen = setting.constants, setting.participation.gap(setting.n_clients), setting.p > 0
+        c, D, seen = setting.constants, setting.gap, setting.p > 0
         echo = np.max(c.L_k[seen] * np.maximum(1.0 / setting.p[seen], D), initial=0.0)
         return replace(self, lr=1.0 / max(c.L, self.local_steps * self.lr_server * float(echo)))
 

@@ -13,7 +13,7 @@ sum_k h_k = 0, since the mean is over the participants; fixed point h_k = grad f
 everybody present the error falls in mean square by 1 - min(gamma l, p^2) per local step. Clients
 that only ever meet each other conserve the sum of their h_k: blocks that never mix, or one client
 at a time, do not find x*. lr: gamma (default 1/L); probability: p (default sqrt(m/L), at least
-0.02, m the smallest curvature of F at 0 or l); coin_seed: of the coin.
+0.02, m the smallest curvature of F at 0 or l); coin_seed: of the coin (default: the run's seed).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedexact.algorithms.common import (
     smooth,
     strongly_convex,
 )
-from fedexact.core import Algorithm, Assumption, Exactness, Oracle, Setting, record, static
+from fedexact.core import Algorithm, Assumption, Exactness, Oracle, Setting, record
 
 
 class Server(NamedTuple):
@@ -56,7 +56,7 @@ class Pulled(NamedTuple):
 class ProxSkip(Algorithm[Server, Client, Pulled, Array]):
     lr: Any = None
     probability: Any = None
-    coin_seed: int = static(default=0)
+    coin_seed: Any = None
 
     name: ClassVar[str] = "ProxSkip"
     summary: ClassVar[str] = "gradient steps with control variates, communication by a coin; exact"
@@ -73,7 +73,8 @@ class ProxSkip(Algorithm[Server, Client, Pulled, Array]):
     def resolve(self, setting: Setting) -> Self:
         c = setting.constants
         p = min(max(balance(c) / c.L, 0.02), 1.0) if self.probability is None else self.probability
-        return replace(self, lr=1.0 / c.L if self.lr is None else self.lr, probability=p)
+        seed = setting.seed if self.coin_seed is None else self.coin_seed
+        return replace(self, lr=self.lr or 1.0 / c.L, probability=p, coin_seed=seed)
 
     def exactness(self, setting: Setting) -> Exactness:
         verdict = exact_if_seen(setting, "h_k remembers grad f_k(x*): control variates")

@@ -66,7 +66,7 @@ class SCAFFOLD(Algorithm[Server, Client, Message, Message]):
         check(self)
 
     def resolve(self, setting: Setting) -> Self:
-        c, D = setting.constants, setting.participation.gap(setting.n_clients)
+        c, D = setting.constants, setting.gap
         per_round = self.lr_server * max(c.L_F, c.L_F * D / 4, stale_curvature(setting))
         steepest = max(c.L, self.local_steps * per_round)
         return replace(self, lr=1.0 / steepest if self.lr is None else self.lr)

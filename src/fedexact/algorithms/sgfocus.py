@@ -10,9 +10,9 @@ The B rows are drawn anew, with replacement, in every local step. Invariant: y =
 on average under any participation, but at a constant lr E|x - x*|^2 is proportional to lr:
 VRFOCUS does without it. eta = lr / N.
 
-lr: step on the mean objective, 1 / max(a + (d/B) max_k max(1/p_k, D) L_k/N,
-(tau - 1) (1 + d/B) L/N) with a = max(L_F, L_F D/2, stale curvature) as in FOCUS if left out;
-local_steps: tau; batch_size: B.
+lr: step on the mean objective, 1/max(a + max_k max(1/p_k, D) b_k/N, (tau - 1) max_k (L_k + b_k)/N)
+with a = max(L_F, L_F D/2, stale curvature) as in FOCUS and b_k = (n_k/B) max_i L_ki if left out,
+L_ki the smoothness of row i; local_steps: tau; batch_size: B.
 """
 
 from __future__ import annotations

@@ -82,12 +82,12 @@ def track(
 def steepest(setting: Setting, local_steps: int, batch_size: int | None = None) -> float:
     """Steps below its inverse keep FOCUS stable on full gradients, or on those of B rows.
 
-    A row's curvature is taken for d L_k, that of isotropic rows, so a batch's for (1 + d/B) L_k.
-    Its noise enters the mean of N, and stays there until the client comes again.
+    A batch may consist of the steepest row alone: its curvature is up to L_k + row_L_k/B. That
+    noise enters the mean of N, and stays there until the client comes again.
     """
-    noise = 0.0 if batch_size is None else setting.dim / batch_size
     c, N, seen = setting.constants, setting.n_clients, setting.p > 0.0
-    stay = np.maximum(1.0 / setting.p[seen], setting.participation.gap(N))
-    noisy = noise * float(np.max(stay * c.L_k[seen], initial=0.0)) / N
-    damping = (local_steps - 1) * (1.0 + noise) * c.L / N
+    noise = 0.0 * c.L_k if batch_size is None else c.row_L_k / batch_size
+    stay = np.maximum(1.0 / setting.p[seen], setting.gap)
+    noisy = float(np.max(stay * noise[seen], initial=0.0)) / N
+    damping = (local_steps - 1) * float(np.max(c.L_k + noise)) / N
     return max(remembered_curvature(setting) + noisy, damping)

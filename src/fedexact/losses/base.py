@@ -67,6 +67,11 @@ class Loss(abc.ABC):
         """Scalar smoothness constant of `value`: for all x, or near a reference point where
         `global_smooth` is False. For one client; map it over a stack."""
 
+    def row_curvature(self, rows: Rows, weight: Array) -> Array:
+        """Scalar smoothness constant of the steepest weight_i loss_i, or more, in the sense of
+        `curvature`."""
+        return self.curvature(rows, weight)
+
     def curvature_matrix(self, rows: Rows, weight: Array) -> Array:
         """(d, d) bound on the Hessian of `value`, in the sense in which `curvature` bounds it."""
         return self.hessian(jnp.zeros(self.dim(rows.X.shape[1])), rows, weight)
@@ -112,6 +117,9 @@ class LinearLoss(Loss):
 
     def curvature(self, rows: Rows, weight: Array) -> Array:
         return gram_largest(rows.X, weight * self.d2_bound(rows.y))
+
+    def row_curvature(self, rows: Rows, weight: Array) -> Array:
+        return jnp.max(weight * self.d2_bound(rows.y) * jnp.sum(rows.X**2, axis=1))
 
     def curvature_matrix(self, rows: Rows, weight: Array) -> Array:
         scale = weight * self.d2_bound(rows.y)

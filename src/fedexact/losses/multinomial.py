@@ -72,6 +72,9 @@ class Multinomial(Loss):
     def curvature(self, rows: Rows, weight: Array) -> Array:
         return gram_largest(rows.X, weight * self._d2_bound)
 
+    def row_curvature(self, rows: Rows, weight: Array) -> Array:
+        return jnp.max(weight * self._d2_bound * jnp.sum(rows.X**2, axis=1))
+
     def curvature_matrix(self, rows: Rows, weight: Array) -> Array:
         gram = rows.X.T @ ((self._d2_bound * weight)[:, None] * rows.X)
         return jnp.kron(gram, jnp.eye(self.n_classes - 1))

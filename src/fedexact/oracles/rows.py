@@ -61,6 +61,11 @@ class RowOracle:
         scale = self.n_rows.astype(x.dtype) / batch_size
         return self.loss.grad(x, rows, scale * self.weight[i]) + self.ridge * x
 
+    def row_smoothness(self) -> Array:
+        """() smoothness of f as seen in its steepest row alone, n_k times that row's; >= L_k."""
+        steepest = self.n_rows * self.loss.row_curvature(self.rows, self.weight)
+        return jnp.maximum(self.smoothness, steepest + jnp.max(self.ridge))
+
     def prox(self, v: Array, step: Any, start: Array) -> Array:
         """(d,) argmin_u f(u) + |u - v|^2 / (2 step), iterative methods warm-started at `start`.
 
