@@ -93,3 +93,21 @@ def test_import_is_light_and_leaves_jax_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] False"
+
+
+def test_computes_in_float64_where_jax_does_not() -> None:
+    """JAX's default is float32, and truncation to it a warning: here an error."""
+    code = (
+        "import numpy as np, fedexact as fx, jax.numpy as jnp\n"
+        "from fedexact import theory\n"
+        "X = np.random.default_rng(0).normal(size=(3, 6, 2))\n"
+        "problem = fx.Problem([(x, x @ [1.0, 2.0] + i) for i, x in enumerate(X)])\n"
+        "result = fx.solve(problem, fx.VRFOCUS(), fx.Bernoulli(0.7), rounds=800)\n"
+        "assert abs(result.x - fx.reference(problem)).max() < 1e-12\n"
+        "said = theory.predict(fx.FedAvg(), problem)\n"
+        "arrays = [*problem.constants()[:3], said.limit.x, said.limit.bias]\n"
+        "print({a.dtype.name for a in arrays}, jnp.ones(1).dtype)"
+    )
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "{'float64'} float32", done.stderr

@@ -6,20 +6,21 @@ import io
 import json
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pyarrow import parquet
-from rich.console import Console
+from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 from typer.testing import Result as Done
 
 import fedexact as fx
 from fedexact import cli, config, report
 from fedexact.data import bundled_experiment
-from fedexact.theory.observe import crossing, observe, slope
-from fedexact.theory.summary import predict
+from fedexact.theory.observe import Observation, crossing, observe, slope
+from fedexact.theory.summary import Prediction, predict
 from problems import THREE_SITES, least_squares
 
 PROBLEM = least_squares(2)
@@ -126,6 +127,15 @@ def test_where_a_geometric_fall_crosses_a_tolerance() -> None:
     assert crossing(fall, 1e-30) is None
     assert crossing(np.array([1.0, 0.0]), 1e-3) is not None
     assert crossing(np.array([0.0, 0.0]), 1e-3) is None
+
+
+def test_rounds_are_whole_and_what_they_cost_is_counted_to_their_end() -> None:
+    """The error shrinks by 0.1 in the first round, so that it is below one half after it."""
+    said = predict(fx.FOCUS(lr=0.2), TWO_CLIENTS, tol=0.5)
+    seen = observe(said, TWO_CLIENTS, rounds=5)
+    assert seen.rounds == said.rounds == 1
+    assert seen.gradients == said.total(said.cost.gradients) == 4
+    assert seen.bytes == said.total(said.cost.bytes_up + said.cost.bytes_down)
 
 
 CASES: dict[str, tuple[fx.Algorithm, fx.Participation]] = {
@@ -275,15 +285,79 @@ def test_a_problem_that_an_algorithm_cannot_handle(folder: Path) -> None:
     assert "FedAvg has no prox step" in done.stderr
 
 
-def test_the_table_fits_80_columns() -> None:
-    pattern = fx.Bernoulli(0.5)
-    said = {
-        name: predict(fx.ALGORITHMS[name](), TWO_CLIENTS, pattern) for name in ("FedAvg", "FOCUS")
+def test_an_interruption_is_one_message_and_code_130(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "predict", interrupted)
+    done = theory(folder / "three.toml", "--out", folder / "out")
+    assert done.exit_code == 130
+    assert done.stderr == "interrupted; nothing was written\n"
+    assert not (folder / "out").exists()
+
+
+def test_an_interruption_does_not_wait_for_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left(BaseException): ...
+
+    def app() -> None:
+        raise SystemExit(130)
+
+    def leave(code: int) -> None:
+        assert code == 130
+        raise Left
+
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(cli.os, "_exit", leave)
+    with pytest.raises(Left):
+        cli.main()
+
+
+def printed_at(width: int, *parts: RenderableType) -> str:
+    console = Console(width=width, record=True, highlight=False, file=io.StringIO())
+    console.print(*parts)
+    return console.export_text()
+
+
+LONG = "FOCUS, a label in six words"
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, Prediction]:
+    """FOCUS with everybody and FedAvg with random cohorts."""
+    return {
+        "FedAvg": predict(fx.FedAvg(lr=0.01), TWO_CLIENTS, fx.Bernoulli(0.5)),
+        LONG: predict(fx.FOCUS(lr=1 / 45), TWO_CLIENTS),
     }
-    console = Console(width=80, record=True, highlight=False, file=io.StringIO())
-    console.print(report.prediction_table(said, 80))
-    text = console.export_text()
-    assert "…" not in text
-    for name, p in said.items():
-        assert p.rate is not None
-        assert re.search(rf"^ ?{name} .* {p.rate.per_round:.4f} ", text, re.MULTILINE)
+
+
+def observations(labels: Iterable[str]) -> dict[str, Observation]:
+    seen = Observation(1.5e-12, 2.5e-11, 0.123, 0.9876, 0.0123, 12345.0, 4.5e6, 1e6, ("done",))
+    return dict.fromkeys(labels, seen)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_label_and_no_value_is_cut(said: dict[str, Prediction], width: int) -> None:
+    """And a rate, here 1 - 4.5 lr, stands in the line of its algorithm."""
+    predicted = printed_at(width, report.prediction_table(said, width))
+    assert re.search(r"^ ?FOCUS, .* exact .* 0\.9000", predicted, re.MULTILINE)
+    seen = observations(said)
+    compared = printed_at(width, report.observation_table(said, seen, width))
+    for text in (predicted, compared):
+        assert "…" not in text
+        assert all(len(line) <= width for line in text.splitlines())
+        assert all(re.search(rf"(^|\s){word}\s", text) for word in LONG.split())
+    assert re.search(
+        r"observed +2\.5e-11 +0\.123 +0\.9876 +0\.0123 +12345 +4\.5e\+06 *\n", compared
+    )
+    assert len(re.findall(r"predicted +\d", compared)) == 2
+
+
+def test_what_holds_of_several_is_said_once_with_their_names() -> None:
+    pattern = fx.Bernoulli([0.9, 0.0])
+    said = {label: predict(fx.FOCUS(lr=0.1), TWO_CLIENTS, pattern) for label in ("one", "two")}
+    words = re.sub(r"\s+", " ", printed_at(80, report.prediction_notes(said)))
+    assert words.count("never takes part") == words.count("one, two: rate unknown: client") == 1
+    assert words.count("one, two are biased: ") == words.count("biased: ") == 1
+    assert words.count("one, two violate an assumption of their guarantee: ") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ from fedexact.errors import InputError
 from fedexact.result import hyperparameters
 from fedexact.theory.cost import cost
 from fedexact.theory.observe import slope
+from fedexact.theory.rate import Rate
 from fedexact.theory.tune import Tuned, counts, tune
 from problems import least_squares, logistic
 
 PROBLEM = least_squares(1, (8, 5, 4, 9))
+MODULE = import_module("fedexact.theory.tune")  # in the package the name is the function's
 
 
 def spectrum(problem: fx.Problem) -> tuple[float, float]:
@@ -103,7 +106,9 @@ def test_a_tuned_algorithm_runs_as_predicted(given: fx.Algorithm) -> None:
 
 
 @pytest.mark.slow
-def test_two_hyperparameters_on_a_logistic_problem() -> None:
+def test_two_hyperparameters_on_a_logistic_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "GRID", 5)
+    monkeypatch.setattr(MODULE, "SWEEPS", 2)
     problem = logistic(3)
     tuned = tune(fx.FedDR(), problem)
     assert {"step", "relax"} <= set(tuned.tried.column_names)
@@ -129,8 +134,9 @@ def test_under_random_participation() -> None:
 
 
 @pytest.mark.slow
-def test_fewer_local_steps_where_row_gradients_count() -> None:
-    over = {"lr": (0.02, 0.6), "local_steps": (1, 6)}
+def test_fewer_local_steps_where_row_gradients_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "GRID", 5)
+    over = {"lr": (0.05, 0.6), "local_steps": (1, 4)}
     tuned = {
         budget: tune(fx.SCAFFOLD(), PROBLEM, budget=budget, over=over)
         for budget in ("rounds", "gradients")
@@ -180,6 +186,66 @@ def test_an_exact_algorithm_stays_exact() -> None:
     assert tuned.hyperparameters["relax"] <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "name", "largest"),
+    [
+        (fx.ProxSkip(lr=0.1), "probability", 1.0),
+        (fx.FedSplit(step=0.5), "relax", 1.0),
+        (fx.FedDR(step=0.5), "relax", 2.0),
+    ],
+)
+def test_the_range_left_out_ends_where_the_hyperparameter_does(
+    algorithm: fx.Algorithm, name: str, largest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for the rate, that is best at the largest value."""
+
+    def faster_the_larger(algorithm: fx.Algorithm, *_: object) -> Rate:
+        return Rate(math.exp(-getattr(algorithm, name)), 0.0, None, "stand-in", 0.0)
+
+    monkeypatch.setattr(MODULE, "rate", faster_the_larger)
+    tuned = tune(algorithm, PROBLEM)
+    assert list(tuned.hyperparameters) == [name]
+    assert tuned.hyperparameters[name] == largest
+    assert max(tuned.tried[name].to_pylist()) == largest
+
+
+@pytest.mark.parametrize("budget", ["rounds", "gradients"])
+def test_values_that_the_algorithm_refuses_cost_infinity(
+    budget: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MODULE, "rate", lambda *_: Rate(0.5, 0.0, None, "stand-in", 0.0))
+    tuned = tune(fx.ProxSkip(lr=0.1), PROBLEM, budget=budget, over={"probability": (0.5, 4.0)})
+    assert tuned.hyperparameters["probability"] <= 1.0
+    for row in tuned.tried.to_pylist():
+        refused = row["probability"] > 1.0
+        assert math.isinf(row["cost"]) == refused
+        assert (row["per_round"] is None) == refused
+    assert math.inf in tuned.tried["cost"].to_pylist()
+
+
+def test_a_superlinear_algorithm_keeps_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its rate, 0 with any damping, there is nothing to tune."""
+    monkeypatch.setattr(MODULE, "rate", lambda *_: Rate(0.0, 0.0, 0.0, "spectral radius", 0.0))
+    tuned = tune(fx.PushNewton(), PROBLEM)
+    assert tuned.hyperparameters["damping"] == PROBLEM.constants().L
+    assert tuned.tried.num_rows == 1
+    assert str(tuned).endswith("superlinear: at an asymptotic rate of 0 there is nothing to tune")
+
+
+def test_a_default_that_nothing_beats_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with Anderson's safeguard, which late in a run does nothing."""
+    monkeypatch.setattr(MODULE, "rate", lambda *_: Rate(0.5, 0.0, None, "stand-in", 0.0))
+    tuned = tune(fx.Anderson(), PROBLEM)
+    assert tuned.hyperparameters == {"safeguard": 10.0}
+    assert str(tuned).endswith("no other safeguard tried is better")
+    assert "27 rounds" in str(tuned)  # log(1e-8) / log(0.5)
+
+
+def test_a_client_that_never_takes_part_is_the_reason_given() -> None:
+    with pytest.raises(InputError, match="tune FOCUS: client '3' never takes part"):
+        tune(fx.FOCUS(), PROBLEM, fx.Bernoulli([0.5, 0.5, 0.5, 0.0]))
+
+
 def test_counts() -> None:
     assert counts(1, 10) == [1, 2, 3, 4, 6, 9, 10]
     assert counts(3, 5) == [3, 4, 5]
@@ -195,6 +261,8 @@ def test_counts() -> None:
         (fx.FOCUS(), {"over": {"local_steps": (1.0, 2.5)}}, "two whole numbers"),
         (fx.FOCUS(), {"budget": "seconds"}, "budget: unknown value 'seconds'"),
         (fx.FOCUS(), {"tol": 0.0}, "tol must be"),
+        (fx.FOCUS(), {"tol": 2.0}, "tol is the factor .* below 1, got 2"),
+        (fx.FOCUS(), {"over": ["lr"]}, r"over maps .* name -> \(lowest, highest\), got \['lr'\]"),
         (fx.FOCUS(), {"over": {"lr": (100.0, 200.0)}}, "no value of lr in the range converges"),
     ],
 )

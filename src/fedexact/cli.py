@@ -26,6 +26,7 @@ from fedexact.theory.observe import observe
 from fedexact.theory.summary import Prediction, predict
 
 PLAIN_WIDTH = 100  # columns where the output is not a terminal
+INTERRUPTED = 130  # exit code after Ctrl-C
 
 app = typer.Typer(
     name="fedexact",
@@ -40,11 +41,16 @@ def main() -> None:
     """The entry point."""
     with suppress(RuntimeError):  # JAX has started already
         jax.config.update("jax_num_cpu_devices", _cores())
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            os._exit(INTERRUPTED)  # at once, without waiting for predictions in other threads
+        raise
 
 
 def _errors_in_words(command: Callable[..., None]) -> Callable[..., None]:
-    """One message and exit code 2 for an error of the user's, 130 after Ctrl-C."""
+    """One message and exit code 2 for an error of the user's, INTERRUPTED after Ctrl-C."""
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
@@ -54,8 +60,8 @@ def _errors_in_words(command: Callable[..., None]) -> Callable[..., None]:
             _say(f"[bold red]error:[/] {escape(str(error))}")
             raise typer.Exit(2) from None
         except KeyboardInterrupt as interrupt:
-            _say(escape(str(interrupt) or "interrupted before the first round"))
-            raise typer.Exit(130) from None
+            _say(escape(str(interrupt) or "interrupted; nothing was written"))
+            raise typer.Exit(INTERRUPTED) from None
 
     return wrapper
 
@@ -152,7 +158,7 @@ def theory(
                 pooled=prepared.reference, pooled_se=prepared.reference_se,
             )  # fmt: skip
     if observations:
-        console.print(report.observation_table(predictions, observations))
+        console.print(report.observation_table(predictions, observations, console.width))
     if out:
         files = report.write_theory(predictions, observations, out, fx.__version__)
         console.print(Text(f"written to {out}: {', '.join(files)}"))
@@ -178,15 +184,15 @@ def list_() -> None:
 
 def _predictions(prepared: config.Prepared, tol: float) -> dict[str, Prediction]:
     """By label, several at a time: most of the time goes into compiling."""
-    with ThreadPoolExecutor(_cores()) as pool:
+    pool = ThreadPoolExecutor(_cores())
+    try:
         predicted = {
             label: pool.submit(predict, algorithm, prepared.problem, prepared.participation, tol)
             for label, algorithm in prepared.algorithms.items()
         }
-        try:
-            return {label: one.result() for label, one in predicted.items()}
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        return {label: one.result() for label, one in predicted.items()}
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _asked(experiment: Path, seeds: list[int] | None) -> config.Experiment:

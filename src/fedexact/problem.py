@@ -188,6 +188,7 @@ class Problem:
         return self._constants
 
     @cached_property
+    @in_float64
     def _constants(self) -> Constants:
         L_k, l_k = (
             self.layout.in_client_order([np.asarray(getattr(o, field)) for o in self.oracles])

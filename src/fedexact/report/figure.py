@@ -126,7 +126,7 @@ def _styles(found: Sequence[Curve]) -> dict[str, Style]:
             palette, i = (EXACT if curve.exact else BIASED), count[curve.exact]
             line = "-" if curve.exact else BIASED_LINES[i % len(BIASED_LINES)]
             width = 1.8 if curve.exact else 1.3
-            marker = MARKERS[len(styles) % len(MARKERS)]
+            marker = MARKERS[(i + i // len(palette)) % len(MARKERS)]  # not in step with the colours
             styles[curve.label] = Style(palette[i % len(palette)], line, width, marker)
             count[curve.exact] += 1
     return styles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,88 +20,92 @@ from fedexact.theory.observe import Observation
 from fedexact.theory.summary import Prediction
 
 FORMAT = 1
+NARROW = 80  # columns
+SHOWN = 5e-5  # the smallest number that four decimals show
+BY_THEORY = "by\ntheory"
 NEVER = "never"
 
 Predictions = Mapping[str, Prediction]  # by label
 Observations = Mapping[str, Observation]
 
 
-def prediction_table(predictions: Predictions, width: int) -> Table:
+def prediction_table(predictions: Predictions, width: int) -> RenderableType:
     """One line per algorithm: where it ends up, how fast, and what it costs.
 
-    Readable from 80 columns on; closer together below 100.
+    Closer together below 100 columns, in two tables below 80; long labels are wrapped.
     """
-    table = new_table(
-        "algorithm", "by\ntheory", "dist.\nSE", "dist.\nnorm", "moves\nby", "error\n/ round",
+    headings = (
+        BY_THEORY, "dist.\nSE", "dist.\nnorm", "moves\nby", "error\n/ round",
         "rounds", "MB\nup", "MB\ndown", "row\ngrad.",
     )  # fmt: skip
-    if width < ROOMY:
-        table.padding, table.show_edge = 0, False
-    table.columns[1].justify = "left"
-    for label, p in predictions.items():
-        limit = p.limit
-        table.add_row(
-            Text(label, style="bold"),
-            "exact" if p.exactness.exact else "biased",
-            _cell(limit and limit.distance_se),
-            _cell(limit and limit.distance),
-            _cell(limit and limit.spread),
-            _rate(p),
-            _count(p.rounds),
-            _megabytes(p.total(p.cost.bytes_up)),
-            _megabytes(p.total(p.cost.bytes_down)),
-            _count(p.total(p.cost.gradients)),
-        )
-    return table
+    rows = {label: _predicted(p) for label, p in predictions.items()}
+    parts = [slice(0, 9)] if width >= NARROW else [slice(0, 5), slice(5, 9)]
+    tables = []
+    for part in parts:
+        table = _table(("algorithm", *headings[part]), width)
+        for label, cells in rows.items():
+            table.add_row(Text(label, style="bold"), *cells[part])
+        tables.append(table)
+    return Group(*tables)
 
 
 def prediction_notes(predictions: Predictions) -> RenderableType:
     """How to read the table, what is biased and why, assumptions that do not hold."""
     notes = [
+        "by theory: whether its limit is the pooled solution (exact) or another point (biased)",
         "dist.: of the limit to the pooled solution, of the worst coefficient in standard errors "
-        "(SE) and as the norm; moves by: root mean square distance to the limit in the long run; "
+        "(SE) and as the norm",
+        "moves by: root mean square distance to the limit in the long run",
+        "error / round: factor of the distance to the limit per round, ± the standard error where "
+        "it is simulated",
         "rounds, MB and row gradients (row grad.): to shrink the distance to the limit by "
-        f"{_tol(predictions)}"
+        f"{_tol(predictions)}; never: it does not get there; -: unknown",
     ]
-    for label, p in predictions.items():
-        if not p.exactness.exact:
-            notes.append(f"{label} is biased: {p.exactness.why}")
-        notes += [f"{label} violates an assumption of its guarantee: {w}" for w in p.violated]
-        notes += [f"{label}: {words}" for words in p.unknown]
-    if not any(p.violated for p in predictions.values()):
+    every = predictions.items()
+    for names, why in _by_words((k, p.exactness.why) for k, p in every if not p.exactness.exact):
+        notes.append(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} biased: {why}")
+    violated = _by_words((label, what) for label, p in every for what in p.violated)
+    for names, what in violated:
+        breach = (
+            "violates an assumption of its" if len(names) == 1 else "violate an assumption of their"
+        )
+        notes.append(f"{', '.join(names)} {breach} guarantee: {what}")
+    unknown = _by_words((label, words) for label, p in every for words in p.unknown)
+    notes += [f"{', '.join(names)}: {words}" for names, words in unknown]
+    if not violated:
         notes.append("the assumptions of all guarantees are met")
     return lines_of(notes)
 
 
-def observation_table(predictions: Predictions, observations: Observations) -> RenderableType:
-    """Predicted beside observed."""
+def observation_table(
+    predictions: Predictions, observations: Observations, width: int
+) -> RenderableType:
+    """Two lines per algorithm: predicted, and below it observed. Readable from 60 columns on."""
     units = [p.limit is not None and p.limit.distance_se is not None for p in predictions.values()]
     se = all(units) and all(o.distance_se is not None for o in observations.values())
-    table = new_table(
-        "algorithm", f"dist. {'SE' if se else 'norm'}\npredicted", "observed",
-        "moves by\npredicted", "observed",
-        "per round\npredicted", "observed", "rounds\npredicted", "observed",
-        "row gradients\npredicted", "observed",
+    beside = () if width < NARROW else ("",)
+    table = _table(
+        (
+            "algorithm", *beside, f"dist.\n{'SE' if se else 'norm'}", "moves\nby",
+            "error\n/ round", "±", "rounds", "row\ngrad.",
+        ),
+        width,
     )  # fmt: skip
     for label, o in observations.items():
-        p = predictions[label]
-        table.add_row(
-            Text(label, style="bold"),
-            _cell(p.limit and (p.limit.distance_se if se else p.limit.distance)),
-            _cell(o.distance_se if se else o.distance),
-            _cell(p.limit and p.limit.spread),
-            _cell(None if o.level is None or p.settles else o.level),
-            _rate(p),
-            _with_error(o.per_round, o.error),
-            _count(p.rounds),
-            _count(o.rounds),
-            _count(p.total(p.cost.gradients)),
-            _count(o.gradients),
-        )
+        name = Text(label, style="bold")
+        if not beside:
+            table.add_row(name)
+            name = Text("- predicted\n- observed")
+        both = ("predicted\nobserved",) if beside else ()
+        table.add_row(name, *both, *_compared(predictions[label], o, se))
     notes = [
-        "observed: dist. of the last model; moves by, the root mean square distance to the "
-        "predicted limit in the last half; per round, the slope of that distance in the later half "
-        "of its fall; -: not reached, or too few recordings"
+        "observed, dist.: of the last model to the pooled solution",
+        "observed, moves by: root mean square distance to the predicted limit in the last half of "
+        "the run, for those that do not settle",
+        "observed, error / round: slope of the distance to the predicted limit in the later half "
+        "of its fall; ±: standard error, over the seeds",
+        "observed, rounds and row gradients: until that distance had shrunk by "
+        f"{_tol(predictions)}; -: not reached, or too few recordings",
     ]
     for label, o in observations.items():
         bad = o.statuses.count("diverged")
@@ -144,6 +148,61 @@ def _observed(o: Observation | None) -> dict[str, Any]:
     return {f"observed_{name}": v for name, v in o._asdict().items() if name != "statuses"}
 
 
+def _predicted(p: Prediction) -> list[str]:
+    """The cells of the table of predictions, but for the label."""
+    error = _error(p.rate and p.rate.error)
+    return [
+        "exact" if p.exactness.exact else "biased",
+        _cell(p.limit and p.limit.distance_se),
+        _cell(p.limit and p.limit.distance),
+        _cell(p.limit and p.limit.spread),
+        _factor(p.rate and p.rate.per_round) + (f"\n± {error}" if error else ""),
+        _count(p.rounds),
+        _megabytes(p.total(p.cost.bytes_up)),
+        _megabytes(p.total(p.cost.bytes_down)),
+        _count(p.total(p.cost.gradients)),
+    ]
+
+
+def _compared(p: Prediction, o: Observation, se: bool) -> list[str]:
+    """The cells of the table of observations, each predicted over observed."""
+    return [
+        _two(
+            _cell(p.limit and (p.limit.distance_se if se else p.limit.distance)),
+            _cell(o.distance_se if se else o.distance),
+        ),
+        _two(
+            _cell(p.limit and p.limit.spread),
+            _cell(None if o.level is None or p.settles else o.level),
+        ),
+        _two(_factor(p.rate and p.rate.per_round), _factor(o.per_round)),
+        _two(_error(p.rate and p.rate.error), _error(o.error)),
+        _two(_count(p.rounds), _count(o.rounds)),
+        _two(_count(p.total(p.cost.gradients)), _count(o.gradients)),
+    ]
+
+
+def _table(headings: Sequence[str], width: int) -> Table:
+    """An empty table that wraps labels and never cuts a value; close together below 100 columns."""
+    table = new_table(*headings)
+    if width < ROOMY:
+        table.padding, table.show_edge = 0, False
+    table.columns[0].overflow = "fold"
+    for column in table.columns[1:]:
+        column.no_wrap = True
+        if column.header in ("", BY_THEORY):
+            column.justify = "left"
+    return table
+
+
+def _by_words(said: Iterable[tuple[str, str]]) -> list[tuple[list[str], str]]:
+    """Labels and words, from labels with words: those with the same words together."""
+    labels: dict[str, list[str]] = {}
+    for label, words in said:
+        labels.setdefault(words, []).append(label)
+    return [(names, words) for words, names in labels.items()]
+
+
 def _tol(predictions: Predictions) -> str:
     return f"{next(iter(predictions.values())).tol:g}"
 
@@ -168,11 +227,15 @@ def _megabytes(value: float | None) -> str:
     return megabytes(value / 1e6) if math.isfinite(value) else NEVER
 
 
-def _rate(p: Prediction) -> str:
-    return "-" if p.rate is None else _with_error(p.rate.per_round, p.rate.error)
-
-
-def _with_error(value: float | None, error: float | None) -> str:
+def _factor(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.4f}" + (f"\n± {error:.4f}" if error else "")
+    return f"{value:.4f}" if value >= SHOWN else _cell(value)
+
+
+def _error(value: float | None) -> str:
+    return _factor(value) if value else ""
+
+
+def _two(predicted: str, observed: str) -> str:
+    return f"{predicted}\n{observed}"

@@ -28,7 +28,7 @@ class Observation(NamedTuple):
     level: float | None  # root mean square distance to the limit over the last half
     per_round: float | None  # factor of the distance to the limit per round, where it falls
     error: float | None  # standard error of per_round over the seeds; None for one seed
-    rounds: float | None  # until the distance to the limit had shrunk by the tolerance
+    rounds: float | None  # whole ones, until the distance to the limit had shrunk by the tolerance
     gradients: float | None  # of rows, until then
     bytes: float | None  # up and down, until then
     statuses: tuple[str, ...]  # of the runs
@@ -84,22 +84,24 @@ def _measured(
     off = None if pooled is None else result.x - pooled
     table = result.history
     round = table["round"].to_numpy().astype(float)
+    entry = np.arange(len(round))
     mapping = table["distance"].null_count > 0
     size = table["gradient_mapping" if mapping else "distance"].to_numpy()
     spent = {
-        "rounds": round,
         "gradients": table["gradient_evaluations"].to_numpy().astype(float),
         "bytes": (table["bytes_up"].to_numpy() + table["bytes_down"].to_numpy()).astype(float),
     }
     when = crossing(size, tol)
+    rounds = None if when is None else math.ceil(np.interp(when, entry, round) - 1e-9)
     return Observation(
         distance=None if off is None else float(np.linalg.norm(off)),
         distance_se=None if off is None or se is None else float(np.max(np.abs(off) / se)),
         level=None if mapping else math.sqrt(float(np.mean(size[len(size) // 2 :] ** 2))),
         per_round=slope(round, size),
         error=None,
+        rounds=rounds,
         **{
-            name: None if when is None else float(np.interp(when, np.arange(len(a)), a))
+            name: None if rounds is None else float(np.interp(rounds, round, a))
             for name, a in spent.items()
         },
         statuses=(result.status,),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,12 @@ GRID = 9  # points of the first look along a hyperparameter
 FINE, COARSE = 3e-4, 0.03  # in log units; coarse where the rate is a Monte-Carlo estimate
 SWEEPS = 3  # over all hyperparameters, at most
 GAIN = 1e-3  # of log cost, below which another sweep is not worth it
+LARGEST = {  # beyond which a value is none, or nothing is proven
+    ("ProxSkip", "probability"): 1.0,
+    ("FedSplit", "relax"): 1.0,
+    ("FedDR", "relax"): 2.0,
+    ("AsyncFedDR", "relax"): 2.0,
+}
 
 Range = tuple[float, float]
 
@@ -41,8 +47,9 @@ class Tuned:
         tol: the tolerance.
         rounds, bytes, gradients: predicted to shrink the error by `tol`; inf where it never does.
             bytes up and down; gradients of rows.
-        tried: one row per point: the hyperparameters, `per_round` and `cost` in the budget's unit,
-            null where nothing can be predicted, inf where it does not converge.
+        tried: one row per point: the hyperparameters, `per_round`, null where nothing can be
+            predicted, and `cost` in the budget's unit, inf there and where it does not converge.
+        note: why the hyperparameters are those of the default, "" where they are not.
     """
 
     algorithm: Algorithm
@@ -55,14 +62,19 @@ class Tuned:
     bytes: float
     gradients: float
     tried: pa.Table
+    note: str = ""
 
     def __str__(self) -> str:
         chosen = ", ".join(f"{name} = {v:.6g}" for name, v in self.hyperparameters.items())
-        before = f" (default {self.default.per_round:.6g})" if self.default else ""
+        note = f"; {self.note}" if self.note else ""
+        if self.prediction.per_round == 0.0:
+            return f"{self.algorithm.name}: {chosen}{note or '; superlinear'}"
+        before = f" (default {self.default.per_round:.6g})" if self.default and not note else ""
+        rounds = f"{self.rounds:.0f} round" + ("" if self.rounds == 1 else "s")
         return (
             f"{self.algorithm.name}: {chosen}; error x {self.prediction.per_round:.6g} a round"
-            f"{before}; to {self.tol:g}: {self.rounds:.0f} rounds, "
-            f"{self.bytes / 1e6:.3g} MB, {self.gradients:.3g} row gradients"
+            f"{before}; to {self.tol:g}: {rounds}, "
+            f"{self.bytes / 1e6:.3g} MB, {self.gradients:.3g} row gradients{note}"
         )
 
 
@@ -80,43 +92,52 @@ def tune(
     Predicted by `rate`, not run. Searched one after the other on a log scale, by a grid around the
     default and then golden sections, until a sweep over all of them gains no more than 0.1 %. An
     algorithm that is exact stays exact. For a biased one the error is that to its own limit, which
-    moves with the hyperparameters: `fixed_point` tells where to.
+    moves with the hyperparameters: `fixed_point` tells where to. Where nothing beats the default,
+    as for superlinear algorithms, whose rate is 0 with any value, the default comes back and `note`
+    says why.
 
     Args:
+        tol: the factor by which the error is to shrink, below 1.
         over: what is searched: name -> (lowest, highest). Left out: every number that the algorithm
-            would choose itself, within a factor 30 of that choice. Counts such as local_steps only
-            where named.
+            would choose itself, within a factor 30 of that choice, a probability up to 1 and relax
+            up to the end of its theory. Counts such as local_steps only where named.
 
     Raises:
-        InputError: nothing to search, an unknown name, limits that are no positive range; or
-            nothing in the range converges.
+        InputError: nothing to search, an unknown name, limits that are no positive range; a client
+            that never takes part; or nothing in the range converges.
     """
     participation = Full() if participation is None else participation
     check_choice("budget", budget, BUDGETS)
     check_positive("tol", tol)
+    if tol >= 1.0:
+        raise InputError(f"tol is the factor by which the error shrinks, below 1, got {tol:g}")
     check_fit(problem, algorithm)
     setting = setting_of(problem, participation)
     start = algorithm.resolve(setting)
     search = _Search(algorithm, problem, participation, setting, budget, tol)
     ranges = _ranges(algorithm, start, over)
-    default = search.rate_of(start)
-    best = search.at({name: _within(getattr(start, name), r) for name, r in ranges.items()})
+    given = {name: getattr(start, name) for name in ranges}
+    first = search.at({name: _within(given[name], r) for name, r in ranges.items()})
+    default = first.rate if first.values == given else search.rate_of(start)
+    if first.rate is not None and first.rate.per_round == 0.0:
+        note = "superlinear: at an asymptotic rate of 0 there is nothing to tune"
+        return search.tuned(first, default, note)
+    best = first
     for sweep in range(SWEEPS if len(ranges) > 1 else 1):
         before = best.cost
         for name, limits in ranges.items():
             best = search.along(name, limits, best, first=sweep == 0)
         if not math.isfinite(best.cost) or math.log(before / best.cost) < GAIN:
             break
-    if best.rate is None or not math.isfinite(best.cost):
-        raise InputError(
-            f"tune {algorithm.name}: no value of {', '.join(ranges)} in the range converges here"
-        )
-    return search.tuned(best, default)
+    if not math.isfinite(best.cost):
+        raise InputError(f"tune {algorithm.name}: {search.failure(ranges)}")
+    note = f"no other {' and '.join(ranges)} tried is better" if best.values == given else ""
+    return search.tuned(best, default, note)
 
 
 class _Point(NamedTuple):
     values: dict[str, Any]
-    algorithm: Algorithm
+    algorithm: Algorithm | None  # None where the values are refused
     rate: Rate | None
     cost: float  # in the unit of the budget, as if rounds were real numbers
     rounds: float
@@ -133,15 +154,23 @@ class _Search:
     budget: str
     tol: float
     tried: list[_Point] = dataclasses.field(default_factory=list)
+    refusal: str = ""  # why nothing can be predicted at the last point where that is so
 
     def at(self, values: Mapping[str, Any]) -> _Point:
-        """The point with these values of the hyperparameters."""
-        algorithm = dataclasses.replace(self.given, **values).resolve(self.setting)
-        found = self.rate_of(algorithm)
-        rounds = math.inf if found is None else _rounds(found, self.tol)
-        per_round = 1.0 if self.budget == "rounds" else self._cost(algorithm)
-        self.tried.append(_Point(dict(values), algorithm, found, rounds * per_round, rounds))
-        return self.tried[-1]
+        """The point with these values of the hyperparameters; infinitely expensive where they are
+        refused or nothing can be predicted."""
+        point = _Point(dict(values), None, None, math.inf, math.inf)
+        try:
+            algorithm = dataclasses.replace(self.given, **values).resolve(self.setting)
+        except FedexactError as error:
+            self.refusal = str(error)
+        else:
+            point = point._replace(algorithm=algorithm, rate=self.rate_of(algorithm))
+            if point.rate is not None and math.isfinite(rounds := _rounds(point.rate, self.tol)):
+                per_round = 1.0 if self.budget == "rounds" else self._cost(algorithm)
+                point = point._replace(cost=rounds * per_round, rounds=rounds)
+        self.tried.append(point)
+        return point
 
     def along(self, name: str, limits: Range, best: _Point, first: bool) -> _Point:
         """The best point along one hyperparameter through `best`."""
@@ -165,7 +194,14 @@ class _Search:
         )
         return min((best, *self.tried), key=_cost_of)
 
-    def tuned(self, best: _Point, default: Rate | None) -> Tuned:
+    def failure(self, names: Iterable[str]) -> str:
+        """Why nothing was found."""
+        if self.refusal and all(point.rate is None for point in self.tried):
+            return self.refusal
+        return f"no value of {', '.join(names)} in the range converges here"
+
+    def tuned(self, best: _Point, default: Rate | None, note: str) -> Tuned:
+        assert best.algorithm is not None
         assert best.rate is not None
         spent = cost(best.algorithm, self.problem, self.participation)
         rounds = math.ceil(best.rounds - 1e-9)
@@ -185,6 +221,7 @@ class _Search:
                     for p in self.tried
                 ]
             ),
+            note=note,
         )
 
     def _moved(self, point: _Point, name: str, value: Any) -> _Point:
@@ -198,8 +235,11 @@ class _Search:
         with np.errstate(all="ignore"):  # far too long steps overflow
             try:
                 return rate(algorithm, self.problem, self.participation)
-            except (FedexactError, np.linalg.LinAlgError):
-                return None
+            except FedexactError as error:
+                self.refusal = str(error)
+            except np.linalg.LinAlgError:
+                pass
+        return None
 
     def _cost(self, algorithm: Algorithm) -> float:
         spent = cost(algorithm, self.problem, self.participation)
@@ -219,7 +259,9 @@ def _rounds(found: Rate, tol: float) -> float:
     rates = [r for r in (found.per_round, found.mean_square) if r is not None]
     if not all(r < 1.0 for r in rates):
         return math.inf
-    return max(1.0, math.log(tol) / math.log(max(found.per_round, 1e-300)))
+    if found.per_round == 0.0:
+        return found.rounds(tol)
+    return max(1.0, math.log(tol) / math.log(found.per_round))
 
 
 def _within(value: Any, limits: Range) -> Any:
@@ -242,8 +284,14 @@ def _ranges(
     values = {f.name: getattr(start, f.name) for f in dataclasses.fields(start)}
     numbers = {name: v for name, v in values.items() if _is_number(v)}
     if over is None:
-        chosen = [n for n, v in numbers.items() if getattr(given, n) is None]
-        over = {n: (numbers[n] / SPAN, numbers[n] * SPAN) for n in chosen}
+        free = [n for n in numbers if getattr(given, n) is None]
+        chosen = [n for n in free if not isinstance(numbers[n], int)]  # no seeds and counts
+        over = {n: _around(given.name, n, numbers[n]) for n in chosen}
+    if not isinstance(over, Mapping):
+        raise InputError(
+            f"tune {given.name}: over maps what to search to its limits, name -> (lowest, "
+            f"highest), got {over!r}"
+        )
     if not over:
         raise InputError(
             f"tune {given.name}: nothing is left out to be chosen; name what to search in `over`"
@@ -258,6 +306,11 @@ def _ranges(
                 f"got {limits!r}"
             )
     return dict(over)
+
+
+def _around(algorithm: str, name: str, value: float) -> Range:
+    """Within a factor SPAN of the value, as far as the hyperparameter goes."""
+    return value / SPAN, min(value * SPAN, LARGEST.get((algorithm, name), math.inf))
 
 
 def _is_number(value: Any) -> bool:
