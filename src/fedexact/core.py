@@ -286,6 +286,10 @@ class Algorithm(abc.ABC, Generic[S, C, B, U]):
         """New state of a participant that gets the (d,) model after the push, where `receives`."""
         raise NotImplementedError(f"{self.name} has no `receive`")
 
+    def remedy(self) -> str:
+        """What to do when a run diverges."""
+        return f"lower {self.lower} (now {getattr(self, self.lower):.3g})"
+
     def row_gradients(self, client: C, pulled: B, oracle: Oracle, key: Array) -> Array | int:
         """Rows whose gradient `local` computes; those inside a prox are counted by the engine."""
         return 0
@@ -295,5 +299,6 @@ class Algorithm(abc.ABC, Generic[S, C, B, U]):
         return None
 
     def invariant(self, server: S, clients: C) -> Array:
-        """(d,) what the rounds conserve at zero; `clients` is stacked, with a leading axis N."""
+        """What the rounds conserve at zero, (d,) or longer; `clients` is stacked, with a leading
+        axis N."""
         return jax.numpy.zeros_like(self.model(server))

@@ -358,10 +358,8 @@ class _Run:
         )
 
     def divergence_message(self) -> str:
-        lower = self.algorithm.lower
         return (
-            f"diverged by round {self.done.round}: lower {lower} "
-            f"(now {getattr(self.algorithm, lower):.3g}); "
+            f"diverged by round {self.done.round}: {self.algorithm.remedy()}; "
             f"the state of round {self.done.good[1]} is kept"
         )
 

@@ -15,7 +15,7 @@ from fedexact.core import Prox
 _PASSES = 100  # of gradient steps and Newton steps, at most
 _GRADIENT_STEPS = 50  # a pass
 _NEWTON_STEPS = 20  # a pass, at most
-_SHIFT = 64.0  # roundings of the largest curvature that are added to all of them
+_SHIFT = 64.0  # d times so many roundings of each coordinate's curvature are added to it
 _REACHED = 16.0  # roundings that the fixed-point residual may have
 _FLOOR = 1e-10  # where rounding stops the progress, this relative residual is accepted
 
@@ -40,20 +40,22 @@ def diagonal(d: int) -> np.ndarray:
 def minimise(
     B: Array, u: Array, center: Array, curvature: Any, g: Prox | None, weight: Array
 ) -> Array:
-    """(d,) argmin_x 1/2 x^T B x - u^T x + weight g(x) + shift/2 |x - center|^2.
+    """(d,) argmin_x 1/2 x^T B x - u^T x + weight g(x) + 1/2 (x - center)^T diag(s) (x - center).
 
-    The shift, 64 roundings of the size of B and `curvature`, keeps the minimiser finite where B is
-    singular and moves no fixed point, x = center. Without g one Cholesky factorisation, and where
-    that breaks down (B indefinite) a gradient step; with g see `_composite`.
+    s, 64 d roundings of the size of B's diagonal and of `curvature`, (d,) or a number, coordinate
+    by coordinate, keeps the minimiser finite where B is singular and moves no fixed point,
+    x = center. Without g one Cholesky factorisation, and where that breaks down (B indefinite) a
+    gradient step; with g see `_composite`. Without g, scaling x scales the answer.
     """
-    largest = jnp.sum(jnp.abs(jnp.diag(B))) + curvature
-    shift = _SHIFT * jnp.finfo(u.dtype).eps * largest
-    B, residual = B + shift * jnp.eye(u.size, dtype=u.dtype), u - B @ center
+    size = jnp.maximum(jnp.abs(jnp.diag(B)), curvature)
+    size = jnp.where(size > 0.0, size, 1.0)
+    residual = u - B @ center
+    B = B + jnp.diag(_SHIFT * u.size * jnp.finfo(u.dtype).eps * size)
     if g is not None:
         return _composite(B, residual + B @ center, center, g, weight)
     factor = jnp.linalg.cholesky(B)
     definite = jnp.all(jnp.isfinite(factor))
-    factor = jnp.where(definite, factor, jnp.sqrt(largest) * jnp.eye(u.size, dtype=u.dtype))
+    factor = jnp.where(definite, factor, jnp.diag(jnp.sqrt(u.size * size)))
     return center + jax.scipy.linalg.cho_solve((factor, True), residual)
 
 
@@ -97,7 +99,7 @@ def _composite(B: Array, u: Array, start: Array, g: Prox, weight: Array) -> Arra
     def one_pass(s: _Pass) -> _Pass:
         first = _Accelerated(s.x, s.x, jnp.ones((), u.dtype))
         x = lax.fori_loop(0, _GRADIENT_STEPS, accelerate, first).x
-        x = _polish(x, forward, prox, jnp.eye(u.size, dtype=u.dtype) - step * B, size)
+        x = _polish(x, forward, prox, step * B, size)
         residual = size(x)
         scale = jnp.linalg.norm(x) + step * jnp.linalg.norm(u)
         stalled = (residual <= _FLOOR * scale) & (residual >= 0.5 * s.residual)
@@ -112,15 +114,16 @@ def _polish(
     x: Array,
     forward: Callable[[Array], Array],
     prox: Callable[[Array], Array],
-    contraction: Array,
+    bend: Array,
     size: Callable[[Array], Array],
 ) -> Array:
-    """Semismooth Newton steps from x while they halve the residual; `contraction` is the Jacobian
-    of `forward`."""
+    """Semismooth Newton steps from x while they halve the residual; I - `bend` is the Jacobian of
+    `forward`."""
 
     def newton(x: Array) -> Array:
         v = forward(x)
-        J = jnp.eye(x.size, dtype=x.dtype) - jax.jacfwd(prox)(v) @ contraction
+        P = jax.jacfwd(prox)(v)
+        J = (jnp.eye(x.size, dtype=x.dtype) - P) + P @ bend
         return x - jnp.linalg.solve(J, x - prox(v))
 
     def advance(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
