@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 
 import fedexact as fx
 from fedexact.solve import setting_of
-from fedexact.theory import FixedPoint, fixed_point
+from fedexact.theory import FixedPoint, fixed_point, predict
+from fedexact.theory.fixed_point import fixed_point_of
 from fedexact.theory.rounds import Rounds, run
 from problems import ALGORITHMS, PARTICIPATIONS, least_squares, logistic
 
@@ -222,6 +225,77 @@ def test_an_unstable_ball_is_infinite() -> None:
     grad = h * x - np.array([1.0, 0.0])
     radius = math.sqrt(0.01 * np.mean(grad**2) / (1 - np.mean((1 - 0.1 * h) ** 2)))
     assert calm.spread == pytest.approx(radius, rel=1e-10)
+
+
+@pytest.mark.parametrize("make", [fx.FedAvg, fx.MIFA])
+def test_runs_that_move_away_have_no_limit(make: Any) -> None:
+    found = fixed_point(make(lr=10.0, local_steps=2), PROBLEM)
+    assert found.spread == math.inf
+    assert "lower lr" in found.why
+    for algorithm in (make(lr=10.0, local_steps=2), fx.FOCUS(lr=50.0)):
+        said = predict(algorithm, PROBLEM)
+        assert said.limit is None
+        assert said.unknown == ("diverges: lower lr",)
+        assert said.rounds == math.inf
+
+
+def test_a_heavy_tail_is_named() -> None:
+    """e *= 0.1 or -1.9: shrinks almost surely and on average, and E e^2 is infinite."""
+    rows = (np.sqrt([[0.9], [2.9]]), [1.0, 3.0])
+    problem = fx.Problem([rows], loss="squared")
+    found = fixed_point(fx.FedAvg(lr=1.0, local_steps=1, batch_size=1), problem)
+    assert found.spread_error > 0.2 * found.spread
+    assert "heavy-tailed" in found.why
+
+
+def test_exact_algorithms_need_no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys.modules["fedexact.theory.fixed_point"], "Rounds")
+    assert fixed_point(fx.FOCUS(), PROBLEM, EVEN).method == "pooled"
+    with pytest.raises(fx.CapabilityError, match="no prox step"):
+        fixed_point(fx.FOCUS(), least_squares(1, regularizer=fx.L1(0.1)))
+
+
+def test_many_coefficients_have_exact_second_moments() -> None:
+    """d = 70; a simulation agrees within its error."""
+    problem = least_squares(1, (80, 80, 80), d=70, l2=1.0)
+    algorithm = fx.FedAvg(local_steps=2)
+    found = fixed_point(algorithm, problem, EVEN)
+    assert found.spread_error == 0.0
+    task = Rounds(problem, algorithm, EVEN)
+    distance = np.linalg.norm(task.run(task.initial(found.x), 0, 4000)[1] - found.x[None], axis=1)
+    squares = (distance[400:] ** 2).reshape(20, -1).mean(axis=1)
+    error = float(squares.std(ddof=1)) / math.sqrt(20)
+    assert abs(squares.mean() - found.spread**2) < 4 * error
+    assert error < 0.1 * squares.mean()
+
+
+def test_simulations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `rounds`, by work, and by a small error."""
+    task = Rounds(PROBLEM, fx.FedAWE(local_steps=3), UNEVEN)
+    module = sys.modules["fedexact.theory.fixed_point"]
+    for changed, rounds, expected in (
+        ({"PRECISE": 0.0}, 6000, 24 * 256),
+        ({"PRECISE": 0.0, "BUDGET": 1e3}, 20_000, 20 * 256),
+        ({"PRECISE": 1.0}, 20_000, 20 * 256),
+    ):
+        with monkeypatch.context() as patch:
+            for name, value in changed.items():
+                patch.setattr(module, name, value)
+            assert fixed_point_of(task, rounds).why == f"mean of {expected} simulated rounds"
+
+
+def test_mini_batches_are_simulated_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["fedexact.theory.fixed_point"], "PRECISE", 0.0)
+    algorithm, ran = fx.FedAvg(local_steps=1, batch_size=4), []
+    once = Rounds.run
+
+    def counted(self: Rounds, state: Any, start: int, stop: int) -> Any:
+        ran.append(stop - start)
+        return once(self, state, start, stop)
+
+    monkeypatch.setattr(Rounds, "run", counted)
+    assert fixed_point(algorithm, PROBLEM, EVEN, rounds=5120).spread > 0
+    assert sum(ran) == 5120
 
 
 @pytest.mark.slow

@@ -9,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedexact.core import Algorithm, in_float64, root_key
+from fedexact.core import Algorithm, Setting, client_key, in_float64, root_key
 from fedexact.engines.state import initial, oracles_for, visit
 from fedexact.oracles import RowOracle
 from fedexact.participation import Full, Participation
 from fedexact.problem import Problem
-from fedexact.solve import bytes_per_visit, setting_of
+from fedexact.solve import bytes_per_visit, check_fit, setting_of
+from fedexact.theory.rounds import stacked
+
+DRAWS = 64  # rounds over which what the server draws is averaged
 
 
 class Cost(NamedTuple):
@@ -35,32 +38,54 @@ def cost(
 ) -> Cost:
     """The average cost of a round.
 
-    The bytes are those of the engines. Row gradients inside a prox are those of a first visit at
-    the (d,) model x0, zeros if left out; iterative proxes get cheaper as a run converges.
+    The bytes are those of the engines. Row gradients are those of a first visit at the (d,) model
+    x0, zeros if left out: iterative proxes get cheaper as a run converges. Those outside a prox are
+    the mean over the messages of `DRAWS` rounds.
     """
+    check_fit(problem, algorithm)
     participation = Full() if participation is None else participation
     setting = setting_of(problem, participation)
     algorithm = algorithm.resolve(setting)
+    oracle = stacked(problem, oracles_for(algorithm, problem))
+    return cost_of(problem, algorithm, setting, oracle, x0)
+
+
+def cost_of(
+    problem: Problem, algorithm: Algorithm, setting: Setting, oracle: RowOracle, x0: Any = None
+) -> Cost:
+    """`cost` of a resolved algorithm on the clients' oracles, in one stack in client order."""
     x0 = np.zeros(problem.dim) if x0 is None else problem.check_model(x0)
     server, clients = initial(algorithm, problem, jnp.asarray(x0))
     down, up = bytes_per_visit(algorithm, problem, server, clients)
     visits = float(setting.p.sum())
-    pulled = algorithm.pull(server, jnp.asarray(0))
-    client = jax.tree.map(lambda a: a[0], clients)
-    rows = problem.layout.in_client_order(
-        [
-            np.asarray(_row_gradients(algorithm, client, pulled, oracle))
-            for oracle in oracles_for(algorithm, problem)
-        ]
-    )
+    count = _with_proxes if "prox" in algorithm.requires else _drawn
+    rows = np.asarray(count(algorithm, server, clients, oracle))
     return Cost(visits, visits * up, visits * down, float(setting.p @ rows))
 
 
 @jax.jit
-def _row_gradients(algorithm: Algorithm, client: Any, pulled: Any, oracle: RowOracle) -> Array:
-    """(slots,) row gradients of the visit of each client of a stack."""
+def _with_proxes(algorithm: Algorithm, server: Any, clients: Any, oracle: RowOracle) -> Array:
+    """(N,) row gradients of each client's first visit."""
+    pulled = algorithm.pull(server, jnp.asarray(0))
 
-    def rows(j: Array) -> Array:
-        return visit(algorithm, client, pulled, oracle.client(j), root_key(0))[2]
+    def rows(k: Array) -> Array:
+        client = jax.tree.map(lambda a: a[0], clients)
+        return visit(algorithm, client, pulled, oracle.client(k), root_key(0))[2]
 
     return lax.map(rows, jnp.arange(oracle.weight.shape[0]))
+
+
+@jax.jit
+def _drawn(algorithm: Algorithm, server: Any, clients: Any, oracle: RowOracle) -> Array:
+    """(N,) mean row gradients of each client's first visit over the messages of several rounds."""
+
+    def rows(round: Array, k: Array) -> Array:
+        client, pulled = jax.tree.map(lambda a: a[0], clients), algorithm.pull(server, round)
+        key = client_key(root_key(0), round, k)
+        return jnp.asarray(algorithm.row_gradients(client, pulled, oracle.client(k), key), float)
+
+    every_client = jax.vmap(rows, (None, 0))
+    counts = jax.vmap(every_client, (0, None))(
+        jnp.arange(DRAWS), jnp.arange(oracle.weight.shape[0])
+    )
+    return counts.mean(axis=0)

@@ -35,20 +35,26 @@ from jax import Array
 from fedexact.algorithms import MIFA, FedAU, FedAvg, FedProx
 from fedexact.algorithms.common import descend
 from fedexact.certificate import certify
-from fedexact.core import Algorithm, in_float64
+from fedexact.core import Algorithm, Exactness, in_float64
 from fedexact.errors import InputError, check_count
 from fedexact.participation import Bernoulli, Categorical, Full, Participation, Uniform
 from fedexact.problem import Problem
 from fedexact.reference import reference
+from fedexact.solve import check_fit, setting_of
 from fedexact.theory.rounds import Differentiable, Law, Rounds, law
 from fedexact.theory.settling import CHUNK, period_of, polished, settle, steady
 
 INDEPENDENT = (Full, Uniform, Bernoulli, Categorical)  # every round has the same law
-MOMENTS = 64  # the largest d whose second moments are solved for
+MOMENTS = 4e8  # N d^3 up to which the second moments are solved for
 NEWTON_STEPS = 50
 REACHED = 1e-14  # a Newton step, relative to the size of x: done
 ACCEPTED = 1e-9  # the last one, where rounding stops the progress
 BATCHES = 20  # of a standard error
+FEWEST = BATCHES * CHUNK  # rounds that are simulated
+BUDGET = 2e10  # multiplications of a simulation, about
+PRECISE = 0.01  # standard error relative to the spread: simulated long enough
+HEAVY = 0.2  # standard error relative to the spread: not much of a standard error
+ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +71,8 @@ class FixedPoint:
             of them in modulus; None where there are no standard errors.
         first_order: (d,) the expansion of the bias to first order in the step; None where there is
             none.
-        spread: root of E|x_t - x|^2 in the long run, 0 where the model settles at x.
+        spread: root of E|x_t - x|^2 in the long run, 0 where the model settles at x, inf where
+            runs move away from it.
         spread_error: its standard error where it is simulated, else 0.
         x_error: (d,) standard errors of x where it is simulated, else 0.
     """
@@ -101,7 +108,8 @@ def fixed_point(
     Args:
         participation: everybody if left out.
         x0: (d,) start of what is run, zeros if left out.
-        rounds: of what is simulated, a fifth of them thrown away.
+        rounds: of what is simulated at most, a fifth of them thrown away; fewer where the standard
+            error of the spread is below 1 % of it, or where a round is a lot of work.
         seed: of simulated cohorts and batches.
 
     Raises:
@@ -110,17 +118,37 @@ def fixed_point(
         CapabilityError: the algorithm cannot handle the problem.
     """
     check_count("rounds", rounds, at_least=BATCHES * CHUNK)
-    task = Rounds(problem, algorithm, participation, seed)
-    star = reference(problem)
+    participation = Full() if participation is None else participation
+    participation.check(problem.n_clients, problem.names)
+    check_fit(problem, algorithm)
+    setting = setting_of(problem, participation)
+    verdict = algorithm.resolve(setting).exactness(setting)
+    if verdict.exact:
+        return _pooled(problem, verdict)
+    return fixed_point_of(Rounds(problem, algorithm, participation, seed), rounds, x0)
+
+
+def fixed_point_of(task: Rounds, rounds: int, x0: Any = None) -> FixedPoint:
+    """`fixed_point` of these rounds."""
     verdict = task.algorithm.exactness(task.setting)
     if verdict.exact:
-        return _report(problem, star, _Limit(star, "pooled", f"exact: {verdict.why}"))
-    limit = _averaged(task, star)
+        return _pooled(task.problem, verdict)
+    star = reference(task.problem)
+    limit = _averaged(task, star, rounds)
     if limit is None:
-        limit = _settled(task, star, x0, rounds)
+        limit = _settled(task, x0, rounds)
     if limit is None:
-        limit = _simulated(task, star, x0, rounds)
-    return _report(problem, star, limit)
+        limit = _simulated(task, x0, rounds)
+    if limit.spread_error > HEAVY * limit.spread:
+        limit = limit._replace(
+            why=f"{limit.why}; the spread is that of a heavy-tailed law, a guess"
+        )
+    return _report(task.problem, star, limit)
+
+
+def _pooled(problem: Problem, verdict: Exactness) -> FixedPoint:
+    star = reference(problem)
+    return _report(problem, star, _Limit(star, "pooled", f"exact: {verdict.why}"))
 
 
 class _Limit(NamedTuple):
@@ -188,6 +216,7 @@ class _Displacements(NamedTuple):
     D: _PerClient
     a: np.ndarray  # (N,) sum 1
     half_drift: float  # D_k = -const (I - half_drift H_k) grad f_k to first order
+    pace: float  # E c_k = pace a_k
 
 
 def _displacements(task: Rounds) -> _Displacements | None:
@@ -195,13 +224,23 @@ def _displacements(task: Rounds) -> _Displacements | None:
     algorithm, a = task.algorithm, _weights(task)
     if a is None or not np.any(a > 0.0):
         return None
+    pace = _pace(task) * float(np.sum(a))
     a = a / np.sum(a)
     if not isinstance(algorithm, FedProx):
         lr, R = float(algorithm.lr), algorithm.local_steps  # pyright: ignore[reportAttributeAccessIssue]
-        return _Displacements(_PerClient(task, _drift), a, lr * (R - 1) / 2.0)
+        return _Displacements(_PerClient(task, _drift), a, lr * (R - 1) / 2.0, pace)
     if task.oracle.oracle.prox_method == "gradient":
         return None  # exact in the limit only, where it starts from its own result
-    return _Displacements(_PerClient(task, _pull_back), a, float(algorithm.step))
+    return _Displacements(_PerClient(task, _pull_back), a, float(algorithm.step), pace)
+
+
+def _pace(task: Rounds) -> float:
+    """E c_k over `_weights`."""
+    algorithm: Any = task.algorithm
+    if isinstance(algorithm, FedProx):
+        return 1.0
+    lr_server = float(algorithm.lr_server)
+    return lr_server if isinstance(algorithm, FedAvg) else lr_server / task.N
 
 
 def _weights(task: Rounds) -> np.ndarray | None:
@@ -243,7 +282,7 @@ def _grad(algorithm: Any, oracle: Differentiable, x: Array) -> Array:
     return oracle.grad(x)
 
 
-def _averaged(task: Rounds, star: np.ndarray) -> _Limit | None:
+def _averaged(task: Rounds, star: np.ndarray, rounds: int) -> _Limit | None:
     """The limit of FedAvg, FedProx, MIFA and FedAU; None where the average round has another form
     or its equation is not solved."""
     form = _displacements(task)
@@ -251,13 +290,18 @@ def _averaged(task: Rounds, star: np.ndarray) -> _Limit | None:
     if form is None or x is None:
         return None
     quadratic = task.problem.loss.quadratic
-    return _Limit(
-        x,
-        "closed form" if quadratic else "newton",
-        _why(task, quadratic),
-        _first_order(task, form, star),
-        *_spread(task, form, x),
-    )
+    method, why = "closed form" if quadratic else "newton", _why(task, quadratic)
+    first_order = _first_order(task, form, star)
+    if _unstable(form, x):
+        why += f", but runs move away from there: lower {task.algorithm.lower}"
+        return _Limit(x, method, why, first_order, math.inf)
+    return _Limit(x, method, why, first_order, *_spread(task, form, x, rounds))
+
+
+def _unstable(form: _Displacements, x: np.ndarray) -> bool:
+    """Whether the average round, x += pace sum_k a_k D_k(x), moves away from x."""
+    slope = np.eye(len(x)) + form.pace * np.tensordot(form.a, form.D.at(x)[1], 1)
+    return bool(np.max(np.abs(np.linalg.eigvals(slope))) > 1.0 + ROUNDING)
 
 
 def _why(task: Rounds, quadratic: bool) -> str:
@@ -285,17 +329,18 @@ def _first_order(task: Rounds, form: _Displacements, star: np.ndarray) -> np.nda
 # --- the ball around the limit --------------------------------------------------------------------
 
 
-def _spread(task: Rounds, form: _Displacements, x: np.ndarray) -> tuple[float, float]:
+def _spread(task: Rounds, form: _Displacements, x: np.ndarray, rounds: int) -> tuple[float, float]:
     """Root-mean-square distance from x in the long run, and its standard error."""
     batch = getattr(task.algorithm, "batch_size", None) is not None
     if not batch and (task.setting.full or isinstance(task.algorithm, MIFA)):
         return 0.0, 0.0
     cohorts = law(task.participation, task.N)
-    exact = not batch and task.problem.loss.quadratic and task.problem.dim <= MOMENTS
+    work = task.N * task.problem.dim**3
+    exact = not batch and task.problem.loss.quadratic and work <= MOMENTS
     if exact and cohorts is not None:
         return _moments(task, form, cohorts, x), 0.0
-    _, spread, error, _ = _simulate(task, x, 20_000, x)
-    return spread, error
+    found = _simulate(task, x, rounds, x)
+    return found.spread, found.spread_error
 
 
 def _moments(task: Rounds, form: _Displacements, cohorts: Law, m: np.ndarray) -> float:
@@ -308,12 +353,13 @@ def _moments(task: Rounds, form: _Displacements, cohorts: Law, m: np.ndarray) ->
     mean, moment = cohorts.probability @ c, np.einsum("s,sj,sk->jk", cohorts.probability, c, c)
     D, B = form.D.at(m)
     d, A = len(m), np.tensordot(mean, B, 1)
-    noise = np.einsum("jk,ja,kb->ab", moment, D, D)
+    noise = D.T @ moment @ D
+    paired = np.tensordot(moment, B, 1)
 
     def change(C: np.ndarray) -> np.ndarray:
         C = C.reshape(d, d)
-        right = np.einsum("kab,cb->kac", B, C)  # B_k C', C symmetric up to rounding
-        pairs = np.einsum("jab,jbc->ac", np.tensordot(moment, B, 1), right.transpose(0, 2, 1))
+        right = np.swapaxes(B @ C.T, 1, 2)  # C B_k', C symmetric up to rounding
+        pairs = np.tensordot(paired, right, axes=((0, 2), (0, 1)))
         return -(A @ C + C @ A.T + pairs).ravel()
 
     operator = scipy.sparse.linalg.LinearOperator((d * d, d * d), matvec=change, dtype=np.float64)  # pyright: ignore[reportCallIssue]
@@ -339,11 +385,13 @@ def _cohort_weights(task: Rounds, cohorts: Law) -> np.ndarray:
 # --- by running -----------------------------------------------------------------------------------
 
 
-def _settled(task: Rounds, star: np.ndarray, x0: Any, rounds: int) -> _Limit | None:
+def _settled(task: Rounds, x0: Any, rounds: int) -> _Limit | None:
     """Where the rounds, with the mean of mini-batch gradients, come to rest or repeat themselves;
     None if they do neither."""
     batch = getattr(task.algorithm, "batch_size", None) is not None
-    mean = Rounds(task.problem, task.algorithm, task.participation, task.seed, mean=True)
+    mean = task
+    if batch:
+        mean = Rounds(task.problem, task.algorithm, task.participation, task.seed, mean=True)
     place = settle(mean, rounds // 5, x0)
     period = period_of(mean)
     if period is not None and not place.settled and steady(mean, place, period):
@@ -356,22 +404,32 @@ def _settled(task: Rounds, star: np.ndarray, x0: Any, rounds: int) -> _Limit | N
     why = "the rounds come to rest" if spread <= 1e-12 * np.linalg.norm(x) else "a cycle, its mean"
     if batch:
         why += ", with the mean of the mini-batch gradients"
-        _, spread, error, _ = _simulate(task, x, rounds, x0)
+        found = _simulate(task, x, rounds, x0)
+        spread, error = found.spread, found.spread_error
     return _Limit(x, "newton", why, None, spread if batch or "cycle" in why else 0.0, error)
 
 
-def _simulated(task: Rounds, star: np.ndarray, x0: Any, rounds: int) -> _Limit:
-    x, spread, spread_error, x_error = _simulate(task, None, rounds, x0)
-    why = f"mean of {rounds} simulated rounds"
-    return _Limit(x, "simulated", why, None, spread, spread_error, x_error)
+def _simulated(task: Rounds, x0: Any, rounds: int) -> _Limit:
+    found = _simulate(task, None, rounds, x0)
+    why = f"mean of {found.rounds} simulated rounds"
+    return _Limit(found.x, "simulated", why, None, found.spread, found.spread_error, found.x_error)
 
 
-def _simulate(
-    task: Rounds, center: np.ndarray | None, rounds: int, x0: Any
-) -> tuple[np.ndarray, float, float, np.ndarray]:
-    """The mean of the models of a run, the root-mean-square distance from `center` (the mean if
-    None), and the standard errors of the distance and of the mean by batch means."""
-    state, models = task.initial(x0), []
+class _Simulated(NamedTuple):
+    """From one run, after a fifth of it; standard errors by batch means."""
+
+    x: np.ndarray  # (d,) mean of the models
+    spread: float  # root-mean-square distance from the center
+    spread_error: float
+    x_error: np.ndarray  # (d,)
+    rounds: int
+
+
+def _simulate(task: Rounds, center: np.ndarray | None, rounds: int, x0: Any) -> _Simulated:
+    """Moments around `center`, the mean if None, of at most `rounds` rounds and about `BUDGET`
+    work; fewer where the errors are small."""
+    rounds = min(rounds, max(FEWEST, int(BUDGET / _work(task))))
+    state, models, look = task.initial(x0), [], FEWEST
     for round in range(0, rounds, CHUNK):
         state, path = task.run(state, round, round + CHUNK)
         models.append(path)
@@ -380,6 +438,22 @@ def _simulate(
                 f"{task.algorithm.name} diverges within {round + CHUNK} rounds: "
                 f"lower {task.algorithm.lower}"
             )
+        if round + CHUNK >= look:
+            look *= 2
+            found = _moments_of(models, center)
+            if max(found.spread_error, np.max(found.x_error)) <= PRECISE * found.spread:
+                return found
+    return _moments_of(models, center)
+
+
+def _work(task: Rounds) -> float:
+    """About the multiplications of a round."""
+    algorithm, rows = task.algorithm, task.oracle.oracle.weight.shape[-1]
+    inner = 10 * task.problem.dim if "prox" in algorithm.requires else 1
+    return task.N * rows * task.problem.dim * getattr(algorithm, "local_steps", 1) * inner
+
+
+def _moments_of(models: list[np.ndarray], center: np.ndarray | None) -> _Simulated:
     path = np.concatenate(models[len(models) // 5 :])
     length = len(path) // BATCHES
     means = path[: length * BATCHES].reshape(BATCHES, length, -1).mean(axis=1)
@@ -389,7 +463,8 @@ def _simulate(
     squares = square[: length * BATCHES].reshape(BATCHES, length).mean(axis=1)
     spread = math.sqrt(squares.mean())
     se = float(squares.std(ddof=1)) / math.sqrt(BATCHES)
-    return x, spread, se / (2.0 * spread) if spread > 0 else 0.0, error
+    spread_error = se / (2.0 * spread) if spread > 0 else 0.0
+    return _Simulated(x, spread, spread_error, error, len(models) * CHUNK)
 
 
 def _rms(rows: np.ndarray) -> float:

@@ -30,13 +30,16 @@ from fedexact.participation import Participation
 from fedexact.problem import Problem
 from fedexact.theory.rounds import Law, Program, Rounds, State, law, run
 from fedexact.theory.settling import (
+    BLOWN_UP,
+    CHUNK,
     DENSE,
+    FARTHEST,
     LOOKS,
     Place,
     alike,
     conserved_here,
     declared,
-    growth,
+    grow,
     jacobian,
     period_map,
     period_of,
@@ -45,14 +48,16 @@ from fedexact.theory.settling import (
     responses,
     settle,
     steady,
+    widened,
 )
 
 SMALL = 64  # the largest state whose second moments are
 WORK = 2e7  # entries of all Jacobians of a second-moment operator
 SUPERLINEAR = 1e-4  # a rate below is 0 up to rounding: a nilpotent Jacobian
-VANISHED = 1e-12  # so is a direction that one round shrinks like this
+VANISHED = 1e-12  # so is a direction that one round shrinks like this, or a period twice
 UNSEEN = 1e-10  # the part in the model of a direction of length 1 that the model does not feel
 BATCHES = 20  # of a standard error
+SEEDS = 101  # of a median over cohorts
 WARM = 4  # further batches before them, while the direction turns to the slowest one
 
 
@@ -70,6 +75,8 @@ class Rate:
         method: "spectral radius", "cycle", "Lyapunov" or "two runs".
         floor: the error at which contraction ends: 0.0, or None where it ends in a noise ball or at
             a biased point, which `fixed_point` describes.
+        first: where per_round is 0, rounds before that can show: the median number after which
+            every client has been seen, 0 with everybody present; else 0.
     """
 
     per_round: float
@@ -77,6 +84,7 @@ class Rate:
     mean_square: float | None
     method: str
     floor: float | None
+    first: float = 0.0
 
     def rounds(self, tol: float) -> float:
         """The number of rounds that shrink the error by the factor `tol` < 1; inf if none do.
@@ -89,7 +97,7 @@ class Rate:
         if not self.per_round < 1.0:
             return math.inf
         if self.per_round == 0.0:
-            return 1
+            return self.first + 1
         return max(1, math.ceil(math.log(tol) / math.log(self.per_round)))
 
 
@@ -107,7 +115,7 @@ def rate(
     Args:
         participation: everybody if left out.
         rounds: at most so many find the state at which the rounds settle, and so many estimate a
-            Lyapunov exponent where one is needed.
+            Lyapunov exponent where one is needed, both rounded up to the next multiple of 256.
         seed: of simulated cohorts and batches.
         x0: (d,) start, zeros if left out.
 
@@ -116,8 +124,20 @@ def rate(
         CapabilityError: the algorithm cannot handle the problem.
     """
     check_count("rounds", rounds, at_least=BATCHES)
-    task = Rounds(problem, algorithm, participation, seed)
+    return rate_of(Rounds(problem, algorithm, participation, seed), rounds, x0)
+
+
+def rate_of(task: Rounds, rounds: int, x0: Any = None) -> Rate:
+    """`rate` of these rounds."""
     _check_present(task)
+    with np.errstate(over="ignore", invalid="ignore"):  # steps far too long overflow
+        found = _rate_of(task, rounds, x0)
+    if found.per_round > 0.0 or task.setting.full:
+        return found
+    return dataclasses.replace(found, first=_until_seen(task))
+
+
+def _rate_of(task: Rounds, rounds: int, x0: Any) -> Rate:
     floor = 0.0 if task.algorithm.exactness(task.setting).exact else None
     if not _differentiable(task):
         per_round, error = _two_runs(task, rounds, x0)
@@ -125,12 +145,11 @@ def rate(
     place = settle(task, rounds, x0)
     period = period_of(task)
     if period is not None and steady(task, place, period):
-        if not problem.loss.quadratic:
+        if not task.problem.loss.quadratic:
             place = polished(task, place, period)
-        per_round = _radius(task, place, period) ** (1.0 / period)
+        per_round = _or_zero(_radius(task, place, period) ** (1.0 / period))
         method = "spectral radius" if period == 1 else "cycle"
-        mean_square = per_round
-        return Rate(_or_zero(per_round), 0.0, _or_zero(mean_square), method, floor)
+        return Rate(per_round, 0.0, per_round, method, floor)
     per_round, error = _lyapunov(task, place, rounds)
     return Rate(per_round, error, _mean_square(task, place), "Lyapunov", floor)
 
@@ -152,6 +171,11 @@ def _differentiable(task: Rounds) -> bool:
     return not inexact and task.algorithm.name != "Anderson"
 
 
+def _overflows(J: np.ndarray) -> bool:
+    """Whether the entries are too large for eigenvalues."""
+    return not float(np.max(np.abs(J), initial=0.0)) < BLOWN_UP
+
+
 def _or_zero(rate: float) -> float:
     return 0.0 if rate < SUPERLINEAR else rate
 
@@ -164,10 +188,15 @@ def _radius(task: Rounds, place: Place, period: int) -> float:
     if task.flat(place.state).size > DENSE:
         return _arnoldi(task, place, period)
     J = period_map(task, place, period)[2]
+    if _overflows(J):
+        return math.inf
     Q = reachable(J[None])
     if Q.shape[1] == 0:
         return 0.0
-    values, modes = np.linalg.eig(Q.T @ J @ Q)
+    A = Q.T @ J @ Q
+    if np.linalg.norm(A @ A) <= VANISHED * np.linalg.norm(A) ** 2:
+        return 0.0  # its eigenvalues are roots of rounding errors
+    values, modes = np.linalg.eig(A)
     seen = np.linalg.norm(model_jacobian(task, place) @ Q @ modes, axis=0) > UNSEEN
     return float(np.max(np.abs(values[seen]), initial=0.0))
 
@@ -218,23 +247,49 @@ def _lyapunov(task: Rounds, place: Place, rounds: int) -> tuple[float, float]:
     """The typical rate and its standard error, by batch means over one path."""
     if place.diverged:
         return math.inf, 0.0
-    W = jnp.asarray(conserved_here(task, place))
-    e = jnp.asarray(place.moved)
-    e = e - W @ (W.T @ e)
-    e = e / jnp.linalg.norm(e)
-    length, round, state = rounds // BATCHES, place.round, place.state
+    found = conserved_here(task, place)
+    W, e = widened(found), _direction(place, found)
+    round, state = place.round, place.state
+    end = round + CHUNK * math.ceil((WARM + BATCHES) * (rounds // BATCHES) / CHUNK)
     stretches, parts = [], []
-    for _ in range(WARM + BATCHES):
-        masks = jnp.asarray(task.masks(round, round + length))
-        state, e, sizes, seen = growth(task.program, state, e, masks, jnp.asarray(round), W)
-        stretches.append(np.asarray(sizes))
-        parts.append(np.asarray(seen))
-        round += length
-    if np.min(stretches) < VANISHED or np.median(parts) < UNSEEN:
+    while round < end:
+        grown = grow(task, state, e, round, round + CHUNK, W)
+        state, e = grown.state, np.asarray(grown.tangent)
+        stretches.append(np.asarray(grown.sizes))
+        parts.append(np.asarray(grown.seen))
+        round += CHUNK
+    sizes, seen = np.concatenate(stretches), np.concatenate(parts)
+    warm = len(sizes) * WARM // (WARM + BATCHES)
+    if not np.all(np.isfinite(sizes)):
+        return math.inf, 0.0
+    if np.min(sizes) < VANISHED or np.max(seen[warm:]) < UNSEEN:
         return 0.0, 0.0
-    batches = np.log(stretches[WARM:]).mean(axis=1)
+    batches = np.array([b.mean() for b in np.array_split(np.log(sizes[warm:]), BATCHES)])
     per_round = float(np.exp(batches.mean()))
     return per_round, per_round * float(batches.std(ddof=1)) / math.sqrt(BATCHES)
+
+
+def _direction(place: Place, W: np.ndarray) -> np.ndarray:
+    """(n,) that of the way to here, or any where the run started here; orthogonal to W."""
+    way = place.moved
+    if not np.any(way):
+        way = np.random.default_rng(0).normal(size=len(way))
+    return way - W @ (W.T @ way)
+
+
+def _until_seen(task: Rounds) -> float:
+    """The median number of rounds after which every client has been seen, over `SEEDS` draws; inf
+    where that takes more than `FARTHEST` rounds."""
+    span = 64
+    while span <= FARTHEST:
+        first = []
+        for seed in range(SEEDS):
+            seen = task.participation.mask(task.N, 0, span, seed)
+            first.append(np.max(np.where(seen.any(axis=0), seen.argmax(axis=0) + 1, np.inf)))
+        if np.isfinite(np.median(first)):
+            return float(np.median(first))
+        span *= 4
+    return math.inf
 
 
 def _mean_square(task: Rounds, place: Place) -> float | None:
@@ -250,6 +305,8 @@ def _mean_square(task: Rounds, place: Place) -> float | None:
     if not alike(np.asarray(looks)):
         return None
     J = cohort_jacobians(task, place, cohorts)
+    if _overflows(J):
+        return math.inf
     used = relevant(J, model_jacobian(task, place))
     J = J[:, used][:, :, used]
     Q = reachable(J)

@@ -214,7 +214,7 @@ class Rounds:
         self.participation = Full() if participation is None else participation
         self.participation.check(problem.n_clients, problem.names)
         check_fit(problem, algorithm)
-        self.setting = setting_of(problem, self.participation)
+        self.setting = setting_of(problem, self.participation, seed)
         self.algorithm = algorithm.resolve(self.setting)
         self.seed = seed
         oracle = stacked(problem, oracles_for(self.algorithm, problem))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +24,9 @@ SETTLED = 1e-13  # relative change of the model
 LOOKS = 512  # rounds over which the derivative is compared with itself
 SAME = 1e-3  # relative
 NEWTON_STEPS = 20
+NARROW = 200  # a state up to which columns of a Jacobian come from the program of `growth`
+FARTHEST = 2**16  # rounds in which cohorts are looked for
+FURTHER = 3  # cohorts compared beyond those through which all clients meet
 ROUNDING = 1e-13  # relative, of a Jacobian's singular values
 BLOWN_UP = 1e40  # an entry of the state of a run that diverges
 
@@ -54,9 +59,10 @@ def settle(task: Rounds, rounds: int, x0: Any = None) -> Place:
     period = period_of(task) or 1
     state = start = task.initial(x0)
     round, settled, diverged = 0, False, False
-    chunk = period * (1 + CHUNK // period)
+    chunk = period * math.ceil(max(CHUNK, period + WINDOW) / period)
+    advance = _advance(task, state)
     while round < rounds and not settled and not diverged:
-        after, models = task.run(state, round, round + chunk)
+        after, models = advance(state, round, round + chunk)
         diverged = not np.max(np.abs(np.asarray(task.flat(after)))) < BLOWN_UP
         if diverged:
             break
@@ -66,6 +72,22 @@ def settle(task: Rounds, rounds: int, x0: Any = None) -> Place:
         settled = bool(change <= SETTLED * np.max(np.abs(late), initial=1e-300))
     moved = np.asarray(task.flat(state) - task.flat(start))
     return Place(state, round, settled, moved, diverged)
+
+
+def _advance(task: Rounds, like: State) -> Callable[[State, int, int], tuple[State, np.ndarray]]:
+    """Runs rounds. Exact algorithms under random cohorts settle soon, and then `growth` is needed:
+    its program runs them too, so that one is compiled and not two."""
+    n = task.flat(like).size
+    exact = task.algorithm.exactness(task.setting).exact
+    if period_of(task) is not None or not exact or n > NARROW:
+        return task.run
+    nothing = widened(np.zeros((n, 0)))
+
+    def advance(state: State, start: int, stop: int) -> tuple[State, np.ndarray]:
+        found = grow(task, state, np.zeros(n), start, stop, nothing)
+        return found.state, np.asarray(found.models)
+
+    return advance
 
 
 def steady(task: Rounds, place: Place, period: int) -> bool:
@@ -177,15 +199,35 @@ def conserved_here(task: Rounds, place: Place) -> np.ndarray:
     """(n, c) of the cohorts of this participation."""
     if task.flat(place.state).size > DENSE:
         return declared(task, place)
-    drawn = np.unique(task.masks(place.round, place.round + LOOKS), axis=0)
-    few = np.concatenate([np.ones((1, task.N), bool), drawn[:3]])
-    jacobians = [
-        np.asarray(
-            jacobian(task.program, place.state, jnp.asarray(m[None]), jnp.asarray(place.round))[1]
-        )
-        for m in few
-    ]
-    return conserved(np.array(jacobians))
+    few = telling(drawn(task, place.round))
+    return conserved(np.array([cohort_jacobian(task, place, mask) for mask in few]))
+
+
+def drawn(task: Rounds, start: int) -> np.ndarray:
+    """(M, N) different cohorts of the coming rounds, of so many that all clients that take part
+    are among them, if rounds enough tell."""
+    span = LOOKS
+    while True:
+        masks = np.unique(task.masks(start, start + span), axis=0)
+        if np.all(masks.any(axis=0) | (task.setting.p == 0.0)) or span >= FARTHEST:
+            return masks
+        span *= 4
+
+
+def telling(masks: np.ndarray) -> np.ndarray:
+    """A few of the (M, N) cohorts: large ones through which all clients meet that ever do, and
+    `FURTHER` more. What these conserve all conserve."""
+    group, seen = np.arange(masks.shape[1]), np.zeros(masks.shape[1], bool)
+    chosen, others = [], []
+    for mask in masks[np.argsort(-masks.sum(axis=1), kind="stable")]:
+        met = np.unique(group[mask])
+        if len(met) > 1 or np.any(mask & ~seen):
+            chosen.append(mask)
+            group[np.isin(group, met)] = met[0]
+            seen |= mask
+        else:
+            others.append(mask)
+    return np.array(chosen + others[:FURTHER])
 
 
 # --- Jacobians ------------------------------------------------------------------------------------
@@ -211,27 +253,84 @@ def jacobian(
     return end, columns.T
 
 
+class Growth(NamedTuple):
+    """What `growth` finds; the arrays have one entry per mask, 0 for rounds that were not run."""
+
+    state: State
+    tangent: Array  # (n,) image under the last round of a direction of length 1
+    sizes: Array  # (T,) by what each round stretches the direction
+    seen: Array  # (T,) the part of its length that is in the model
+    models: Array  # (T, d) after each round
+
+
 @jax.jit
 def growth(
-    program: Program, state: State, tangent: Array, masks: Array, start: Array, basis: Array
-) -> tuple[State, Array, Array, Array]:
-    """The state after rounds with the (T, N) masks, the (n,) direction of length 1 to which they
-    carry `tangent`, the (T,) factors by which each round stretches it, and the (T,) lengths of its
-    part in the model. Kept orthogonal to the (n, c) `basis`: the rounds conserve these functionals,
+    program: Program,
+    state: State,
+    tangent: Array,
+    masks: Array,
+    count: Array,
+    start: Array,
+    basis: Array,
+) -> Growth:
+    """Runs `count` rounds with the first of the (T, N) masks, and carries the direction `tangent`
+    (n,) along. It is kept orthogonal to the (n, c) `basis`: the rounds conserve these functionals,
     and rounding must not bring them back."""
+    flat, unflat = ravel_pytree(state)
     model = program.algorithm.model
+    nothing = jnp.zeros(len(masks), flat.dtype)
+    x0 = model(state[0])
 
-    def step(
-        carry: tuple[State, Array, Array], mask: Array
-    ) -> tuple[tuple[State, Array, Array], tuple[Array, Array]]:
-        state, e, round = carry
-        flat, unflat = ravel_pytree(state)
-        flat, e = jax.jvp(lambda z: program.flat_step(state, z, mask, round), (flat,), (e,))
+    def step(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        z, e, sizes, seen, models = carry
+        length = jnp.linalg.norm(e)
+        e = e / jnp.where(length > 0.0, length, 1.0)
+        round = program.flat_step
+        z, e = jax.jvp(lambda z: round(state, z, masks[i], start + i), (z,), (e,))
         e = e - basis @ (basis.T @ e)
         size = jnp.linalg.norm(e)
-        e = jnp.where(size > 0.0, e / jnp.where(size > 0.0, size, 1.0), e)
-        _, seen = jax.jvp(lambda z: model(unflat(z)[0]), (flat,), (e,))
-        return (unflat(flat), e, round + 1), (size, jnp.linalg.norm(seen))
+        x, shown = jax.jvp(lambda z: model(unflat(z)[0]), (z,), (e,))
+        part = jnp.linalg.norm(shown) / jnp.where(size > 0.0, size, 1.0)
+        return z, e, sizes.at[i].set(size), seen.at[i].set(part), models.at[i].set(x)
 
-    (state, tangent, _), (sizes, seen) = lax.scan(step, (state, tangent, start), masks)
-    return state, tangent, sizes, seen
+    models = jnp.zeros((len(masks), x0.size), x0.dtype)
+    flat, *found = lax.fori_loop(0, count, step, (flat, tangent, nothing, nothing, models))
+    return Growth(unflat(flat), *found)
+
+
+def grow(
+    task: Rounds, state: State, tangent: np.ndarray, start: int, stop: int, basis: Array
+) -> Growth:
+    """`growth` in the rounds start, ..., stop - 1 of the task, at most `CHUNK`."""
+    masks = task.masks(start, stop)
+    return _padded(task, state, tangent, masks, start, basis)
+
+
+def _padded(
+    task: Rounds, state: State, tangent: np.ndarray, masks: np.ndarray, start: int, basis: Array
+) -> Growth:
+    """`growth` with room for `CHUNK` rounds, whatever the number of masks: one program."""
+    room = np.zeros((CHUNK, task.N), bool)
+    room[: len(masks)] = masks
+    return growth(
+        task.program, state, jnp.asarray(tangent), jnp.asarray(room),
+        jnp.asarray(len(masks)), jnp.asarray(start), basis,
+    )  # fmt: skip
+
+
+def widened(basis: np.ndarray) -> Array:
+    """Small ones with as many columns as rows, zeros: one program whatever their number."""
+    n, c = basis.shape
+    return jnp.asarray(np.pad(basis, ((0, 0), (0, n - c))) if n <= NARROW else basis)
+
+
+def cohort_jacobian(task: Rounds, place: Place, mask: np.ndarray) -> np.ndarray:
+    """(n, n) of a round with this cohort."""
+    n, start = task.flat(place.state).size, jnp.asarray(place.round)
+    if n > NARROW:
+        return np.asarray(jacobian(task.program, place.state, jnp.asarray(mask[None]), start)[1])
+    nothing = widened(np.zeros((n, 0)))
+    columns = [
+        _padded(task, place.state, e, mask[None], place.round, nothing).tangent for e in np.eye(n)
+    ]
+    return np.array(columns).T

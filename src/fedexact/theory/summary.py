@@ -9,12 +9,15 @@ from typing import Any, TypeVar
 
 from fedexact.core import Algorithm, Assumption, Exactness, in_float64
 from fedexact.errors import FedexactError, check_positive
-from fedexact.participation import Full, Participation
+from fedexact.participation import Participation
 from fedexact.problem import Problem
-from fedexact.solve import check_fit, setting_of
-from fedexact.theory.cost import Cost, cost
-from fedexact.theory.fixed_point import FixedPoint, fixed_point
-from fedexact.theory.rate import Rate, rate
+from fedexact.theory.cost import Cost, cost_of
+from fedexact.theory.fixed_point import FixedPoint, fixed_point_of
+from fedexact.theory.rate import Rate, rate_of
+from fedexact.theory.rounds import Rounds
+
+RATE_ROUNDS, LIMIT_ROUNDS = 2000, 8000  # that are simulated, where any are
+ROUNDING = 1e-6  # of a rate 1
 
 T = TypeVar("T")
 
@@ -102,29 +105,39 @@ def predict(
 ) -> Prediction:
     """Limit point, rate, cost to `tol` and assumptions, without running the algorithm.
 
+    What `fixed_point` and `rate` simulate is shorter here than by their defaults. There is no limit
+    where the error grows.
+
     Raises:
         InputError: a value that cannot be used.
         CapabilityError: the algorithm cannot handle the problem.
     """
-    participation = Full() if participation is None else participation
     check_positive("tol", tol)
-    check_fit(problem, algorithm)
-    participation.check(problem.n_clients, problem.names)
-    setting = setting_of(problem, participation)
-    resolved = algorithm.resolve(setting)
+    task = Rounds(problem, algorithm, participation)
+    resolved, setting = task.algorithm, task.setting
     unknown: list[str] = []
-    limit = _known(lambda: fixed_point(algorithm, problem, participation), "limit", unknown)
-    pace = _known(lambda: rate(algorithm, problem, participation), "rate", unknown)
+    pace = _known(lambda: rate_of(task, RATE_ROUNDS), "rate", unknown)
+    if pace is not None and diverges(pace):
+        limit = None
+        unknown.append(f"diverges: lower {resolved.lower}")
+    else:
+        limit = _known(lambda: fixed_point_of(task, LIMIT_ROUNDS), "limit", unknown)
+    x = None if limit is None else limit.x
     return Prediction(
         algorithm=resolved,
         exactness=resolved.exactness(setting),
         assumptions=resolved.assumptions(setting),
         limit=limit,
         rate=pace,
-        cost=cost(algorithm, problem, participation, None if limit is None else limit.x),
+        cost=cost_of(problem, resolved, setting, task.oracle.oracle, x),
         tol=float(tol),
         unknown=tuple(unknown),
     )
+
+
+def diverges(pace: Rate) -> bool:
+    """Whether the error grows, beyond the error of the rate."""
+    return pace.per_round > 1.0 + 4.0 * pace.error + ROUNDING
 
 
 def _known(find: Callable[[], T], what: str, unknown: list[str]) -> T | None:
