@@ -243,6 +243,7 @@ def test_invariant_under_any_masks(name: str, masks: list[tuple[bool, ...]]) -> 
     assert float(np.max(np.abs(path.invariant))) < 1e-12 * scale
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(*[st.booleans()] * 4), min_size=1, max_size=7).filter(
     lambda trace: np.any(trace, axis=0).all()
 ))  # fmt: skip

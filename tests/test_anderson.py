@@ -85,6 +85,7 @@ def test_it_is_the_textbook_method(inner: Any, memory: int) -> None:
     assert_allclose(path.x, classical(problem, algorithm, 8), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_without_memory_it_is_fedsplit() -> None:
     problem = logistic(2)
     masks = np.random.default_rng(0).random((40, 4)) < 0.7
@@ -108,6 +109,7 @@ def test_coefficients_are_those_of_the_constrained_least_squares() -> None:
 # --- faster ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_four_times_faster_on_an_ill_conditioned_quadratic() -> None:
     """Condition number 1e4: 4 times fewer rounds with memory 5, 6 times fewer with 10."""
     problem = ill_conditioned()
@@ -134,6 +136,7 @@ def test_lasso_faster_and_that_of_scikit_learn(relax: float) -> None:
 # --- safe -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [None, 0.05, 10.0])
 def test_not_much_worse_from_a_far_start(step: float | None) -> None:
     """Logistic loss from where it is linear: at most twice the rounds of the plain method."""

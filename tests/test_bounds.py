@@ -255,6 +255,7 @@ def test_feddr_constant_in_numbers() -> None:
     assert block.gap == bound.gap
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [False, True])
 @pytest.mark.parametrize("participation", [fx.Full(), fx.Bernoulli(0.4)], ids=["full", "bernoulli"])
 def test_feddr_descends_and_stays_below_its_bound(

@@ -88,6 +88,7 @@ def test_the_table_in_the_readme_is_what_the_command_prints(tmp_path: Path) -> N
     assert cells(printed) == cells(written[1])
 
 
+@pytest.mark.slow
 def test_the_table_of_the_algorithms_is_what_the_registry_says() -> None:
     assert MAKE["inserted"](MAKE["INDEX"], "registry") == MAKE["registry_table"]()
 
@@ -110,6 +111,7 @@ def test_the_measured_table_is_what_comes_out() -> None:
                 assert old == new, before[0]
 
 
+@pytest.mark.slow
 def test_the_runs_in_the_picture_of_bounds_stay_below_them() -> None:
     """And the bounds say something: within 3 of FedSplit, 2 of FedAvg's drift, 20 of FedDR."""
     for one, close in zip(MAKE["bounded"](), (3.0, 2.0, 20.0), strict=True):

@@ -94,6 +94,7 @@ def test_fedprox_by_moreau_envelopes(pattern: fx.Participation) -> None:
     np.testing.assert_allclose(fixed_point(fx.FedProx(step=s), PROBLEM, pattern).x, x, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["uniform", "bernoulli", "cyclic", "markov"])
 def test_mifa_ends_at_the_even_fedgd_point(name: str) -> None:
     """Whoever takes part; so does a run, to rounding."""
@@ -227,6 +228,7 @@ def test_an_unstable_ball_is_infinite() -> None:
     assert calm.spread == pytest.approx(radius, rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [fx.FedAvg, fx.MIFA])
 def test_runs_that_move_away_have_no_limit(make: Any) -> None:
     found = fixed_point(make(lr=10.0, local_steps=2), PROBLEM)
@@ -239,6 +241,7 @@ def test_runs_that_move_away_have_no_limit(make: Any) -> None:
         assert said.rounds == math.inf
 
 
+@pytest.mark.slow
 def test_a_heavy_tail_is_named() -> None:
     """e *= 0.1 or -1.9: shrinks almost surely and on average, and E e^2 is infinite."""
     rows = (np.sqrt([[0.9], [2.9]]), [1.0, 3.0])
@@ -255,6 +258,7 @@ def test_exact_algorithms_need_no_rounds(monkeypatch: pytest.MonkeyPatch) -> Non
         fixed_point(fx.FOCUS(), least_squares(1, regularizer=fx.L1(0.1)))
 
 
+@pytest.mark.slow
 def test_many_coefficients_have_exact_second_moments() -> None:
     """d = 70; a simulation agrees within its error."""
     problem = least_squares(1, (80, 80, 80), d=70, l2=1.0)

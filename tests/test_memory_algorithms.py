@@ -346,6 +346,7 @@ def test_vrfocus_to_rounding(participation: fx.Participation, local_steps: int) 
     assert relative(x, fx.reference(problem)) < 1e-12
 
 
+@pytest.mark.slow
 def test_vrfocus_on_a_logistic_regression() -> None:
     problem = logistic(36, (60, 60, 60, 60))
     result = fx.solve(problem, fx.VRFOCUS(batch_size=6, local_steps=3), BERNOULLI, rounds=4000)
@@ -526,6 +527,7 @@ def rare_dummy(seed: int) -> fx.Problem:
     return fx.Problem(clients, fit_intercept=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [6, 32])
 def test_rows_of_unequal_leverage_do_not_make_mini_batches_diverge(batch_size: int) -> None:
     """A batch of the steepest row alone decides on the default lr."""

@@ -187,6 +187,7 @@ def test_peaceman_rachford_needs_more_than_convexity() -> None:
 # --- the algorithms -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 2, 150])
 @pytest.mark.parametrize("tau", [0.5, 0.9, 1.0])
 @pytest.mark.parametrize("name", PROBLEMS)

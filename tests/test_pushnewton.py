@@ -89,6 +89,7 @@ def test_it_is_the_incremental_newton_method(p: float) -> None:
     assert_allclose(path.x, newton(problem, masks), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_superlinear_when_clients_come_one_by_one() -> None:
     """Passes over the clients gain more and more digits."""
     problem = logistic(0, d=6, l2=1e-3)
@@ -232,6 +233,7 @@ def test_lasso_is_that_of_scikit_learn() -> None:
     assert (result.x == 0.0).any()
 
 
+@pytest.mark.slow
 def test_logistic_lasso_meets_the_optimality_conditions() -> None:
     strength = 0.02
     problem = logistic(7, (30,) * 4, d=8, l2=0.0, regularizer=fx.L1(strength))
@@ -246,6 +248,7 @@ def test_logistic_lasso_meets_the_optimality_conditions() -> None:
     assert_allclose(grad[~zero], -strength * np.sign(result.x[~zero]), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["huber", "poisson", "multinomial"])
 def test_other_losses(loss: str) -> None:
     rng = np.random.default_rng(8)
@@ -268,6 +271,7 @@ def columns(loss: str, scale: np.ndarray) -> fx.Problem:
     return fx.Problem(clients, loss=loss, fit_intercept=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["squared", "logistic", "poisson"])
 @pytest.mark.parametrize("participation", [fx.Full(), fx.Bernoulli(0.4)])
 def test_columns_may_have_any_units(loss: str, participation: fx.Participation) -> None:
@@ -298,6 +302,7 @@ def test_a_step_over_the_edge_is_taken_back() -> None:
         assert_allclose(result.x, np.log([1000.0]), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_start_without_curvature() -> None:
     """Huber far from the targets: every Hessian is zero at first."""
     rng = np.random.default_rng(9)
@@ -322,6 +327,7 @@ OVERFLOWS = {  # clients whose loss is infinite at the answer of another
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damping", [None, 1.0, 1e-3])
 @pytest.mark.parametrize("name", OVERFLOWS)
 def test_a_latecomer_whose_loss_overflows(name: str, damping: float | None) -> None:
@@ -445,6 +451,7 @@ def test_locally_separable_clients_from_zero(full: bool) -> None:
         assert np.all(grad[:, -1] <= 1e-10), (N, grad[:, -1].max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [fx.Full(), fx.Bernoulli(0.5)])
 def test_separation_stays_finite_and_is_not_certified(participation: fx.Participation) -> None:
     rng = np.random.default_rng(10)
@@ -458,6 +465,7 @@ def test_separation_stays_finite_and_is_not_certified(participation: fx.Particip
     assert result.certificate.verdict != "certified"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [fx.Full(), fx.Bernoulli(0.5)])
 def test_dependent_columns_give_one_of_the_minimisers(participation: fx.Participation) -> None:
     rng = np.random.default_rng(11)

@@ -208,6 +208,7 @@ def test_what_drawn_cohorts_conserve_and_show(
     assert 0.5 < found.per_round < 0.995
 
 
+@pytest.mark.slow
 def test_large_states_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arnoldi and the declared invariants against eigenvalues and the conserved functionals."""
     algorithm, patterns = fx.SCAFFOLD(local_steps=3), (fx.Full(), fx.Cyclic(2), fx.Uniform(2))
@@ -223,6 +224,7 @@ def test_large_states_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the rounds -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["FedAvg batch", "FedProx", "FedAWE", "FOCUS 3"])
 def test_rounds_are_those_of_the_engines(name: str) -> None:
     """Clients of different buckets, random cohorts, the engines' keys, `receive`."""

@@ -380,6 +380,7 @@ def sparse_rows(seed: int) -> list[tuple[Any, Any]]:
     return clients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [fx.Full(), BERNOULLI], ids=lambda p: p.name)
 @pytest.mark.parametrize("algorithm", [fx.FedADMM(), fx.AsyncFedDR()], ids=lambda a: a.name)
 def test_scikit_learns_lasso(algorithm: fx.Algorithm, participation: fx.Participation) -> None:

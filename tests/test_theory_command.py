@@ -146,6 +146,7 @@ CASES: dict[str, tuple[fx.Algorithm, fx.Participation]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_observed_is_what_was_predicted(case: str) -> None:
     """Deterministic rounds: the rate to 2 %, the limit to 1e-10, rounds and cost near."""
@@ -241,6 +242,7 @@ def test_with_run_the_observed_values_stand_beside(folder: Path) -> None:
     assert "observed" in printed
 
 
+@pytest.mark.slow
 def test_a_bundled_experiment_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`heart`, with FOCUS alone for the sake of time."""
     asked = config.load(bundled_experiment("heart"))

@@ -170,6 +170,7 @@ def test_the_cost_of_a_round_is_the_mean_over_random_cohorts() -> None:
 # --- what it keeps, and what it refuses -----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_given_stays_and_what_was_tried_is_told() -> None:
     tuned = tune(fx.FedSplit(relax=0.7), PROBLEM)
     assert hyperparameters(tuned.algorithm)["relax"] == 0.7
