@@ -15,6 +15,7 @@ from fedexact.core import Algorithm, Assumption, Constants, Exactness, Oracle, S
 from fedexact.errors import InputError, check_count, check_positive, check_seed
 from fedexact.participation.periodic import Periodic
 
+NOISE_BALL = Exactness(False, "mini-batch gradients at a constant lr: a noise ball")
 _POSITIVE = ("lr", "lr_server", "step", "relax", "damping", "safeguard")
 
 
@@ -126,7 +127,7 @@ def exact_if_gradient_descent(
     """Averaged local steps: exact for one client or one local step with everybody present;
     `otherwise` says why not under other participation."""
     if batch_size is not None:
-        return Exactness(False, "mini-batch gradients at a constant lr: a noise ball")
+        return NOISE_BALL
     if setting.n_clients == 1:
         return exact_if_seen(setting, "one client: gradient descent")
     if local_steps > 1:

@@ -15,15 +15,14 @@ order; local_steps: tau, they damp the change a visit reports by (I - eta H_k)^(
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from fedexact.algorithms.common import check, comes_back, exact_if_seen, smooth
-from fedexact.algorithms.tracking import Pulled, Tracking, steepest, track
-from fedexact.core import Assumption, Exactness, Oracle, Setting, record, static
+from fedexact.algorithms.common import exact_if_seen
+from fedexact.algorithms.tracking import Pulled, Tracking, track
+from fedexact.core import Exactness, Oracle, Setting, record, static
 
 
 class Client(NamedTuple):
@@ -43,18 +42,8 @@ class FOCUS(Tracking[Client]):
     rate: ClassVar[str] = "linear (strongly convex or Polyak-Lojasiewicz), O(1/T) (nonconvex)"
     lower: ClassVar[str] = "lr"
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def resolve(self, setting: Setting) -> Self:
-        lr = 1.0 / steepest(setting, self.local_steps) if self.lr is None else self.lr
-        return replace(self, lr=lr)
-
     def exactness(self, setting: Setting) -> Exactness:
         return exact_if_seen(setting, "y tracks the sum of all gradients")
-
-    def assumptions(self, setting: Setting) -> tuple[Assumption, ...]:
-        return smooth(setting), comes_back(setting)
 
     def init_client(self, x0: Array) -> Client:
         return Client(jnp.zeros_like(x0))

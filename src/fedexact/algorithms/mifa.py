@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedexact.algorithms.common import (
+    NOISE_BALL,
     check,
     comes_back,
     descend,
@@ -72,7 +73,7 @@ class MIFA(Algorithm[Server, Client, Array, Array]):
 
     def exactness(self, setting: Setting) -> Exactness:
         if self.batch_size is not None:
-            return Exactness(False, "mini-batch gradients at a constant lr: a noise ball")
+            return NOISE_BALL
         if self.local_steps > 1 and setting.n_clients > 1:
             return Exactness(False, f"client drift: local_steps = {self.local_steps} > 1")
         return exact_if_seen(setting, "G sums the last gradient of every client")

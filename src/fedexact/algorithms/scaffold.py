@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedexact.algorithms.common import (
+    NOISE_BALL,
     check,
     comes_back,
     exact_if_seen,
@@ -73,7 +74,7 @@ class SCAFFOLD(Algorithm[Server, Client, Message, Message]):
 
     def exactness(self, setting: Setting) -> Exactness:
         if self.batch_size is not None:
-            return Exactness(False, "mini-batch gradients at a constant lr: a noise ball")
+            return NOISE_BALL
         return exact_if_seen(setting, "c_k remembers grad f_k(x*): control variates")
 
     def assumptions(self, setting: Setting) -> tuple[Assumption, ...]:

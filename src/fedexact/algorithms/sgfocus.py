@@ -17,16 +17,15 @@ L_ki the smoothness of row i; local_steps: tau; batch_size: B.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedexact.algorithms.common import check, comes_back, smooth
-from fedexact.algorithms.tracking import Pulled, Tracking, steepest, track
-from fedexact.core import Assumption, Exactness, Oracle, Setting, record, static
+from fedexact.algorithms.common import NOISE_BALL
+from fedexact.algorithms.tracking import Pulled, Tracking, track
+from fedexact.core import Exactness, Oracle, Setting, record, static
 
 
 class Client(NamedTuple):
@@ -47,18 +46,8 @@ class SGFOCUS(Tracking[Client]):
     rate: ClassVar[str] = "linear to a noise ball of radius ~ sqrt(lr) (strongly convex)"
     lower: ClassVar[str] = "lr"
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def resolve(self, setting: Setting) -> Self:
-        usual = 1.0 / steepest(setting, self.local_steps, self.batch_size)
-        return replace(self, lr=usual if self.lr is None else self.lr)
-
     def exactness(self, setting: Setting) -> Exactness:
-        return Exactness(False, "mini-batch gradients at a constant lr: a noise ball")
-
-    def assumptions(self, setting: Setting) -> tuple[Assumption, ...]:
-        return smooth(setting), comes_back(setting)
+        return NOISE_BALL
 
     def init_client(self, x0: Array) -> Client:
         return Client(jnp.zeros_like(x0))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedexact.algorithms.common import remembered_curvature
-from fedexact.core import Algorithm, Setting
+from fedexact.algorithms.common import check, comes_back, remembered_curvature, smooth
+from fedexact.core import Algorithm, Assumption, Setting
 
 
 class Server(NamedTuple):
@@ -39,6 +40,17 @@ class Tracking(Algorithm[Server, C, Pulled, Array], Generic[C]):
 
     lr: Any
     local_steps: int
+    batch_size: Any = None  # rows per gradient, all of them if None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def resolve(self, setting: Setting) -> Self:
+        usual = 1.0 / steepest(setting, self.local_steps, self.batch_size)
+        return replace(self, lr=usual if self.lr is None else self.lr)
+
+    def assumptions(self, setting: Setting) -> tuple[Assumption, ...]:
+        return smooth(setting), comes_back(setting)
 
     def init_server(self, x0: Array, n_clients: int) -> Server:
         return Server(x0, jnp.zeros_like(x0), jnp.asarray(n_clients, x0.dtype))

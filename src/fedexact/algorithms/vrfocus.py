@@ -18,16 +18,15 @@ lr: as in SGFOCUS; local_steps: tau; batch_size: B. tau B >= n_k and tau = 1 is 
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedexact.algorithms.common import check, comes_back, exact_if_seen, smooth
-from fedexact.algorithms.tracking import Pulled, Tracking, steepest, track
-from fedexact.core import Assumption, Exactness, Oracle, Setting, record, static
+from fedexact.algorithms.common import exact_if_seen
+from fedexact.algorithms.tracking import Pulled, Tracking, track
+from fedexact.core import Exactness, Oracle, Setting, record, static
 
 
 class Client(NamedTuple):
@@ -51,18 +50,8 @@ class VRFOCUS(Tracking[Client]):
     rate: ClassVar[str] = "linear (strongly convex), observed: no proof"
     lower: ClassVar[str] = "lr"
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def resolve(self, setting: Setting) -> Self:
-        usual = 1.0 / steepest(setting, self.local_steps, self.batch_size)
-        return replace(self, lr=usual if self.lr is None else self.lr)
-
     def exactness(self, setting: Setting) -> Exactness:
         return exact_if_seen(setting, "y tracks gradients whose noise dies out")
-
-    def assumptions(self, setting: Setting) -> tuple[Assumption, ...]:
-        return smooth(setting), comes_back(setting)
 
     def init_client(self, x0: Array) -> Client:
         zero = jnp.zeros_like(x0)

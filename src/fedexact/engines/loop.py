@@ -67,18 +67,23 @@ class Loop:
             return state, 0
         pulled, uploads, gradients = pull(algorithm, server, round), [], 0
         for k in participants:
-            bucket, slot = problem.layout.bucket_of[k], problem.layout.slot_of[k]
             clients[k], upload, rows = local(
-                algorithm, clients[k], pulled, oracles[bucket], slot, root, round, k
+                algorithm, clients[k], pulled, *oracle_of(problem, oracles, k), root, round, k
             )
             uploads.append(upload)
             gradients += int(rows)
         total = jax.tree.map(lambda *a: sum(a[1:], start=a[0]), *uploads)
         server = push(algorithm, server, total, len(uploads))
         if algorithm.receives:
+            model = algorithm.model(server)
             for k in participants:
-                clients[k] = receive(algorithm, clients[k], server)
+                clients[k] = receive(algorithm, clients[k], model)
         return State(server, clients), gradients
+
+
+def oracle_of(problem: Problem, oracles: tuple[RowOracle, ...], k: int) -> tuple[RowOracle, Any]:
+    """The stack in which client k's oracle stands, and where."""
+    return oracles[problem.layout.bucket_of[k]], problem.layout.slot_of[k]
 
 
 @jax.jit
@@ -107,5 +112,5 @@ def push(algorithm: Algorithm, server: Any, total: Any, count: Array) -> Any:
 
 
 @jax.jit
-def receive(algorithm: Algorithm, client: Any, server: Any) -> Any:
-    return algorithm.receive(client, algorithm.model(server))
+def receive(algorithm: Algorithm, client: Any, model: Array) -> Any:
+    return algorithm.receive(client, model)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -51,9 +50,9 @@ class Matrix(loop.Loop):
 
         pulled, uploads = carried(R, {0: loop.pull(algorithm, server, round)}), {}
         for k in participants:
-            bucket, slot = problem.layout.bucket_of[k], problem.layout.slot_of[k]
+            oracle = loop.oracle_of(problem, oracles, k)
             clients[k], uploads[k + 1], rows = loop.local(
-                algorithm, clients[k], pulled(k + 1), oracles[bucket], slot, root, round, k
+                algorithm, clients[k], pulled(k + 1), *oracle, root, round, k
             )
             gradients += int(rows)
         total = carried(C, uploads)(0)
@@ -61,7 +60,7 @@ class Matrix(loop.Loop):
         if algorithm.receives:
             model = carried(R, {0: algorithm.model(server)})
             for k in participants:
-                clients[k] = receive(algorithm, clients[k], model(k + 1))
+                clients[k] = loop.receive(algorithm, clients[k], model(k + 1))
         return State(server, clients), gradients
 
 
@@ -75,8 +74,3 @@ def carried(M: np.ndarray, messages: Mapping[int, Any]) -> Callable[[int], Any]:
     with np.errstate(invalid="ignore"):  # 0 * inf in rows that nobody reads
         X = M @ X
     return lambda row: as_message(jnp.asarray(X[row], first.dtype))
-
-
-@jax.jit
-def receive(algorithm: Algorithm, client: Any, model: Array) -> Any:
-    return algorithm.receive(client, model)

@@ -20,14 +20,13 @@ from fedexact.algorithms import FedAvg, FedDR, FedSplit
 from fedexact.core import Algorithm, Setting
 from fedexact.errors import InputError, check_nonnegative, check_positive
 from fedexact.oracles import RowOracle
-from fedexact.participation import Bernoulli, Categorical, Full, Participation, Uniform
+from fedexact.participation import Full, Participation
 from fedexact.problem import Problem
 from fedexact.reference import reference
 from fedexact.regularizers import Zero
 from fedexact.solve import setting_of
 from fedexact.theory.monotone import cayley_factor, gradients, stacked
-
-INDEPENDENT = (Full, Uniform, Bernoulli, Categorical)  # every round has the same law
+from fedexact.theory.rounds import INDEPENDENT
 
 
 class Bound(abc.ABC):

@@ -37,14 +37,13 @@ from fedexact.algorithms.common import descend
 from fedexact.certificate import certify
 from fedexact.core import Algorithm, Exactness, in_float64
 from fedexact.errors import InputError, check_count
-from fedexact.participation import Bernoulli, Categorical, Full, Participation, Uniform
+from fedexact.participation import Full, Participation
 from fedexact.problem import Problem
 from fedexact.reference import reference
 from fedexact.solve import check_fit, setting_of
-from fedexact.theory.rounds import Differentiable, Law, Rounds, law
+from fedexact.theory.rounds import INDEPENDENT, Differentiable, Law, Rounds, law
 from fedexact.theory.settling import CHUNK, period_of, polished, settle, steady
 
-INDEPENDENT = (Full, Uniform, Bernoulli, Categorical)  # every round has the same law
 MOMENTS = 4e8  # N d^3 up to which the second moments are solved for
 NEWTON_STEPS = 50
 REACHED = 1e-14  # a Newton step, relative to the size of x: done

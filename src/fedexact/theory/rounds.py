@@ -28,6 +28,7 @@ from fedexact.participation.base import spread
 from fedexact.problem import Problem
 from fedexact.solve import check_fit, setting_of
 
+INDEPENDENT = (Full, Uniform, Bernoulli, Categorical)  # every round has the same law
 COHORTS = 4096  # the most cohorts that are enumerated
 
 State = tuple[Any, Any]  # server state, clients' states stacked in client order
