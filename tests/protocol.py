@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array
 
 import fedexact as fx
-from fedexact.engines.state import initial, oracles_for
-from fedexact.oracles import RowOracle
+from fedexact.engines.state import initial, part_for
+from fedexact.oracles import Stack
 from fedexact.solve import setting_of
 from fedexact.theory import rounds as theory_rounds
 
@@ -42,10 +42,11 @@ def _scan(algorithm: fx.Algorithm, oracle: Any, state: Any, masks: Array) -> Any
     return jax.lax.scan(step, state, masks)
 
 
-def oracle_of(problem: fx.Problem, algorithm: fx.Algorithm) -> RowOracle:
+def oracle_of(problem: fx.Problem, algorithm: fx.Algorithm) -> Stack:
     """All clients in one stack; they must have equally many rows."""
-    (oracle,) = oracles_for(algorithm, problem)
-    return oracle
+    oracles = part_for(algorithm, problem).oracles
+    assert len(oracles.sizes) == 1
+    return oracles
 
 
 def rounds(

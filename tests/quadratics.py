@@ -22,7 +22,7 @@ def quadratics(seed: int, N: int = 4, d: int = 3) -> tuple[fx.Problem, np.ndarra
 
 
 def hessians(problem: fx.Problem) -> tuple[np.ndarray, np.ndarray]:
-    (oracle,) = problem.oracles
+    oracle = problem.oracles
     clients = [oracle.client(k) for k in range(problem.n_clients)]
     zero = jnp.zeros(problem.dim)
     H = np.array([client.hessian(zero) for client in clients])

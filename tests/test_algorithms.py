@@ -138,7 +138,7 @@ def test_fedavg_aims_at_the_q_weighted_objective_even_with_one_local_step() -> N
 
 def test_fedavg_and_scaffold_draw_a_new_batch_in_every_local_step() -> None:
     problem, _, _ = quadratics(3)
-    (oracle,) = problem.oracles
+    oracle = problem.oracles
     client, key = oracle.client(1), client_key(root_key(0), 5, 1)
     x = jnp.linspace(-1.0, 1.0, 3)
     z = x
@@ -277,7 +277,7 @@ def split_bound(problem: fx.Problem, x0: np.ndarray, T: int) -> tuple[fx.FedSpli
     (1 - 2/(sqrt(kappa) + 1))^t |z_0 - z*| / sqrt(N) with the stacked z."""
     c, star = problem.constants(), fx.reference(problem)
     step = 1 / np.sqrt(c.l * c.L)
-    (oracle,) = problem.oracles
+    oracle = problem.oracles
     gradients = np.array([oracle.client(k).grad(jnp.asarray(star)) for k in range(len(c.L_k))])
     z = star[None] - step * gradients
     factor = (1 - 2 / (np.sqrt(c.kappa) + 1)) ** np.arange(1, T + 1)

@@ -192,13 +192,13 @@ def robust(seed: int, g: fx.Regularizer | None = None) -> tuple[fx.Problem, floa
 
 def mapping_squares(problem: fx.Problem, x: np.ndarray, s: float) -> np.ndarray:
     """(T,) |G_s(x_t)|^2."""
-    return np.asarray(_mapping_squares(problem.oracles[0], problem.regularizer, jnp.asarray(x), s))
+    return np.asarray(_mapping_squares(problem.oracles, problem.regularizer, jnp.asarray(x), s))
 
 
 @jax.jit
 def _mapping_squares(oracle: Any, g: Any, x: Array, s: float) -> Array:
     def square(v: Array) -> Array:
-        grads = jax.vmap(lambda k: oracle.client(k).grad(v))(jnp.arange(len(oracle.weight)))
+        grads = jax.vmap(lambda k: oracle.client(k).grad(v))(jnp.arange(oracle.width))
         return jnp.sum((v - g.prox(v - s * jnp.mean(grads, axis=0), s)) ** 2) / s**2
 
     return jax.vmap(square)(x)

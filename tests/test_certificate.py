@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 import statsmodels.api as sm
 from numpy.testing import assert_allclose
 
@@ -578,3 +579,47 @@ def test_round_trip_through_json_and_printed_form() -> None:
         assert printed.startswith("cannot certify: client '1'")
         for part in (problem.target(), "0, 2 (32 rows)", "gradient mapping", "standard errors"):
             assert part in printed
+
+
+# --- sparse rows, many coefficients ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "g"),
+    [("squared", L1(0.02)), ("logistic", L1(0.02)), ("huber", None), ("multinomial", None)],
+)
+def test_sparse_rows_give_the_bounds_of_dense_ones(loss: str, g: Regularizer | None) -> None:
+    rng = np.random.default_rng(41)
+    X = rng.normal(size=(N, P)) * (rng.random((N, P)) < 0.6)
+    y = random_targets(loss, 0.4 * X[:, 0], rng)
+    sparse = [(scipy.sparse.csr_array(a), b) for a, b in split(X, y)]
+    options: dict[str, Any] = {"loss": loss, "regularizer": g, "fit_intercept": True}
+    one, other = (Problem(c, **options) for c in (split(X, y), sparse))
+    x = reference(one) + 1e-4
+    a, b = certify(one, x), certify(other, x)
+    assert a.verdict == b.verdict
+    for name in ("gradient_mapping", "distance_bound", "distance_bound_se"):
+        bounds = getattr(a, name), getattr(b, name)
+        assert (bounds[0] is None) == (bounds[1] is None)
+        if bounds[0] is not None:
+            assert_allclose(*bounds, rtol=1e-9)
+
+
+def test_beyond_2000_coefficients_a_ridge_on_all_of_them_is_needed() -> None:
+    rng = np.random.default_rng(42)
+    X = scipy.sparse.random(40, 2001, density=0.02, format="csr", rng=rng)
+    y = (rng.random(40) < 0.5).astype(float)
+    clients = [(X[:15], y[:15]), (X[15:], y[15:])]
+    options: dict[str, Any] = {"loss": "logistic", "l2": 0.01}
+    problem = Problem(clients, **options)
+    x = reference(problem)
+    shift = np.full(2001, 1e-5)
+    near = certify(problem, x + shift)
+    assert certify(problem, x).verdict == "certified"
+    assert near.distance_bound is not None
+    assert near.distance_bound >= np.linalg.norm(shift)
+    assert near.standard_errors is None
+    with_intercept = Problem(clients, fit_intercept=True, **options)
+    refused = certify(with_intercept, reference(with_intercept))
+    assert refused.verdict == "cannot certify"
+    assert "without an intercept" in refused.reason

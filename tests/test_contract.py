@@ -14,7 +14,7 @@ import pytest
 import fedexact as fx
 from fedexact.core import Algorithm, client_key, root_key
 from fedexact.engines import ENGINES
-from fedexact.engines.state import initial, oracles_for
+from fedexact.engines.state import initial, part_for
 from fedexact.solve import setting_of
 from problems import least_squares, programs
 
@@ -87,7 +87,7 @@ def test_hyperparameters_are_leaves_that_vmap_takes(cls: type[Algorithm]) -> Non
     """local and push over three values at once equal the three values one by one."""
     algorithm = resolved(cls)
     x0 = jnp.linspace(-1.0, 1.0, PROBLEM.dim)
-    oracle = oracles_for(algorithm, PROBLEM)[0].client(0)
+    oracle = part_for(algorithm, PROBLEM).oracles.client(0)
     key = client_key(root_key(0), 0, 0)
 
     def visit(algorithm: Algorithm) -> jax.Array:

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
 import fedexact as fx
 from fedexact import data
+from fedexact.config import parse
 from fedexact.data import Dirichlet, Features, Target, client_sums, pooled_moments
 from fedexact.data.tables import read_csv_table
 
@@ -242,6 +244,129 @@ def test_a_libsvm_folder_and_a_partitioned_libsvm_file(tmp_path: Path) -> None:
     assert event.clients[0][1].tolist() == [1, 0]
 
 
+def sparse_file(path: Path, X: Any, y: np.ndarray) -> Path:
+    lines = []
+    for i, target in enumerate(y.tolist()):
+        row = slice(X.indptr[i], X.indptr[i + 1])
+        cells = zip(X.indices[row].tolist(), X.data[row].tolist(), strict=True)
+        lines.append(" ".join([f"{target:g}", *(f"{j + 1}:{value!r}" for j, value in cells)]))
+    return write(path, "\n".join(lines) + "\n")
+
+
+def sparse_rows(n: int = 60, p: int = 400) -> tuple[Any, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X: Any = scipy.sparse.random_array((n, p), density=0.02, rng=rng, format="csr")
+    X.sort_indices()
+    return X, rng.integers(0, 2, n).astype(float)
+
+
+def test_a_libsvm_file_with_few_nonzeros_stays_sparse(tmp_path: Path) -> None:
+    X, y = sparse_rows()
+    path = sparse_file(tmp_path / "rows.svm", X, y)
+    partition = data.ByQuantity(5, power=1.0, seed=1)
+    federation = data.from_libsvm(path, partition=partition, n_features=400)
+    parts = partition.split(y)
+    for (X_k, y_k), part in zip(federation.clients, parts, strict=True):
+        assert isinstance(X_k, scipy.sparse.csr_array)
+        np.testing.assert_array_equal(X_k.toarray(), X[part].toarray())
+        np.testing.assert_array_equal(y_k, y[part])
+    assert federation.rows.X.nnz == X.nnz
+    assert "the rows are kept sparse: 2 % nonzeros" in federation.notes
+    np.testing.assert_allclose(federation.moments.mean, X.toarray().mean(axis=0), atol=1e-16)
+    np.testing.assert_allclose(federation.moments.sd, X.toarray().std(axis=0), rtol=1e-13)
+
+
+def test_a_folder_of_sparse_libsvm_files(tmp_path: Path) -> None:
+    X, y = sparse_rows()
+    for k, part in enumerate(np.array_split(np.arange(60), 3)):
+        sparse_file(tmp_path / f"site{k}.svm", X[part], y[part])
+    federation = data.from_libsvm(tmp_path, n_features=400)
+    assert federation.names == ("site0", "site1", "site2")
+    assert federation.n_rows.tolist() == [20, 20, 20]
+    np.testing.assert_array_equal(federation.rows.X.toarray(), X.toarray())
+
+
+def test_large_or_sparse_is_the_rule_for_libsvm_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenth = write(tmp_path / "tenth.svm", "1 10:2\n0 1:4\n")
+    less = write(tmp_path / "less.svm", "1 11:2\n0 1:4\n")
+
+    def dense(path: Path) -> bool:
+        return isinstance(data.from_libsvm(path, partition=data.Iid(2)).rows.X, np.ndarray)
+
+    assert dense(tenth)
+    assert not dense(less)
+    monkeypatch.setattr("fedexact.data.libsvm.MAX_CELLS", 19)
+    assert not dense(tenth)
+
+
+def test_sparse_rows_are_scaled_and_never_moved(tmp_path: Path) -> None:
+    X, y = sparse_rows(600, 40)
+    path = sparse_file(tmp_path / "rows.svm", X, y)
+    settings: dict[str, Any] = {"partition": data.Iid(3), "n_features": 40}
+    for moved in (True, ["x1"]):
+        with pytest.raises(fx.InputError, match=r"fill the zeros.*standardize = 'scale'"):
+            data.from_libsvm(path, standardize=moved, **settings)
+    raw = data.from_libsvm(path, **settings)
+    scaled = data.from_libsvm(path, standardize="scale", **settings)
+    Z = scaled.rows.X
+    assert Z.nnz == raw.rows.X.nnz
+    np.testing.assert_allclose(Z.toarray().std(axis=0), 1.0, rtol=1e-12)
+    x = np.random.default_rng(0).normal(size=41)
+    for intercept in (True, False):
+        original = scaled.moments.to_original(intercept) @ x[not intercept :]
+        back = raw.rows.X @ original[int(intercept) :] + (original[0] if intercept else 0.0)
+        np.testing.assert_allclose(back, Z @ x[1:] + (x[0] if intercept else 0.0), rtol=1e-10)
+    with pytest.raises(fx.InputError, match=r"standardize: unknown value 'scal'.*'scale'"):
+        data.from_libsvm(path, standardize="scal", **settings)
+
+
+def test_dense_rows_can_be_scaled_only() -> None:
+    scaled, raw = heart(standardize="scale"), heart()
+    for (Z, _), (X, _) in zip(scaled.clients, raw.clients, strict=True):
+        np.testing.assert_allclose(Z, X / raw.moments.sd[None, :], rtol=1e-14)
+
+
+@pytest.mark.slow
+def test_a_sparse_problem_is_the_dense_one(tmp_path: Path) -> None:
+    X, y = sparse_rows(90, 60)
+    path = sparse_file(tmp_path / "rows.svm", X, y)
+    federation = data.from_libsvm(path, partition=data.Iid(3), n_features=60)
+    settings: dict[str, Any] = {"loss": "logistic", "l2": 0.1}
+    sparse = federation.problem(**settings)
+    dense = fx.Problem([(X.toarray(), y) for X, y in federation.clients], **settings)
+    x = np.random.default_rng(1).normal(size=60)
+    assert sparse.value(x) == pytest.approx(dense.value(x), rel=1e-13)
+    np.testing.assert_allclose(sparse.grad(x), dense.grad(x), rtol=1e-12, atol=1e-15)
+    assert sparse.names == ["client 0", "client 1", "client 2"]
+
+
+def test_sparse_rows_from_an_experiment(tmp_path: Path) -> None:
+    sparse_file(tmp_path / "rows.svm", *sparse_rows(90, 60))
+    table = {
+        "rounds": 5,
+        "data": {
+            "libsvm": "rows.svm",
+            "standardize": "scale",
+            "n_features": 60,
+            "partition": {"name": "iid", "clients": 3},
+        },
+        "problem": {"loss": "logistic", "l2": 0.1},
+        "algorithms": [{"name": "FedAvg"}],
+    }
+    federation = parse(table, tmp_path).data.federation()
+    assert scipy.sparse.issparse(federation.rows.X)
+    sd = federation.rows.X.toarray().std(axis=0)
+    varies = federation.moments.sd > 0.0
+    np.testing.assert_allclose(sd[varies], 1.0, rtol=1e-12)
+    assert not np.any(sd[~varies])  # columns without an entry are common, and no error
+    assert 0 < np.count_nonzero(varies) < 60
+    table["data"] |= {"standardize": "scales"}  # type: ignore[operator]
+    with pytest.raises(fx.InputError, match=r"data\.standardize.*'scale'.*'scales'"):
+        parse(table, tmp_path)
+
+
 def test_libsvm_without_scikit_learn_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,6 +511,74 @@ def test_a_bad_libsvm_file_is_refused(text: str, message: str, tmp_path: Path) -
     path = write(tmp_path / "bad.svm", text)
     with pytest.raises(fx.InputError, match=message):
         data.from_libsvm(path, partition=data.Iid(1))
+
+
+# --- many clients ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_clients_are_grouped_as_one_by_one(shuffled: bool) -> None:
+    """The clients, what is missing, dropped and noted, against a loop over rows."""
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(40), rng.integers(2, 25, 40))
+    if shuffled:
+        rng.shuffle(owner)
+    a, b = rng.normal(size=len(owner)).round(3), rng.integers(0, 2, len(owner)).astype(float)
+    largest = int(np.argmax(np.bincount(owner)))
+    a[owner == largest] = 7.0
+    missing = rng.random(len(owner)) < 0.05
+    missing[np.unique(owner, return_index=True)[1]] = False  # somebody has a row left
+    cells = [None if gone else value for value, gone in zip(a.tolist(), missing, strict=True)]
+    table = pa.table({"site": owner, "a": cells, "b": b, "y": np.arange(len(owner))})
+    federation = data.from_table(table, "y", client="site", standardize=["b"])
+    rows: dict[str, list[tuple[float, float, float]]] = {}
+    gone: dict[str, int] = {}
+    for k, a_i, b_i, y_i in zip(owner.tolist(), cells, b.tolist(), range(len(b)), strict=True):
+        mine = rows.setdefault(str(k), [])
+        gone.setdefault(str(k), 0)
+        if a_i is None:
+            gone[str(k)] += 1
+        else:
+            mine.append((a_i, b_i, float(y_i)))
+    pooled = np.array([row for mine in rows.values() for row in mine])
+    assert federation.names == tuple(rows)
+    assert federation.dropped == tuple(gone.values())
+    assert federation.missing == {k: {"a": n} if n else {} for k, n in gone.items()}
+    for (X, y), mine in zip(federation.clients, rows.values(), strict=True):
+        expected = np.array(mine)
+        np.testing.assert_array_equal(X[:, 0], expected[:, 0])
+        np.testing.assert_array_equal(y, expected[:, 2])
+        scaled = (expected[:, 1] - pooled[:, 1].mean()) / pooled[:, 1].std()
+        np.testing.assert_allclose(X[:, 1], scaled, rtol=1e-12)
+    n = len(rows[str(largest)])
+    assert federation.notes == (f"a is 7 in all {n} rows of {largest}",)
+
+
+def test_moments_of_stacked_clients_are_those_of_one_after_the_other() -> None:
+    n_rows = np.array([1, 5, 2, 30])
+    X = 1e3 + np.random.default_rng(0).normal(size=(38, 3))
+    stacked = pooled_moments(data.sums_of_clients(X, n_rows), ["a", "b", "c"])
+    single = [client_sums(part) for part in np.split(X, np.cumsum(n_rows)[:-1])]
+    each = pooled_moments(single, ["a", "b", "c"])
+    np.testing.assert_allclose(stacked.mean, each.mean, rtol=1e-15)
+    np.testing.assert_allclose(stacked.sd, each.sd, rtol=1e-13)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_clients_in_a_table_and_on_the_disk(tmp_path: Path) -> None:
+    N = 100_000
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(N), 3)
+    rows = pa.table({"k": [f"c{k}" for k in owner], "x": owner + 0.5, "y": rng.normal(size=3 * N)})
+    federation = data.from_table(rows, "y", client="k")
+    parquet.write_table(rows.take(rng.permutation(3 * N)), tmp_path / "rows.parquet")
+    mapped = data.memory_map(tmp_path / "rows.parquet", "y", client="k")
+    assert len(federation.names) == len(mapped.names) == N
+    for clients in (federation.rows, mapped):
+        assert (clients.n_rows == 3).all()
+        first = np.array([int(name[1:]) for name in clients.names])
+        np.testing.assert_array_equal(clients.X[:, 0], np.repeat(first + 0.5, 3))
+    assert mapped.y.sum() == pytest.approx(federation.rows.y.sum(), abs=1e-9)
 
 
 # --- partitions -----------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_newton_prox(name: str) -> None:
 @pytest.mark.parametrize("name", ["FedAvg batch", "SCAFFOLD 2", "FedSplit", "FOCUS 3"])
 def test_unequal_sizes_one_row_to_many(name: str) -> None:
     problem = least_squares(2, n_rows=(1, 2, 300, 40, 3), l2=0.5)
-    assert len(problem.layout.buckets) > 1
+    assert len(problem.layout.sizes) > 1
     all_engines(problem, ALGORITHMS[name](), participation=fx.Bernoulli(0.5))
 
 
@@ -145,10 +145,11 @@ def test_a_cohort_too_large_for_its_list_is_impossible() -> None:
     mask = rng.random((30, 40)) < rng.random((30, 1))
     ids = np.nonzero(mask)[1].astype(np.int32)
     offsets = np.concatenate([[0], np.cumsum(mask.sum(axis=1))])
-    visited = compiled.visits(layout, Cohorts(ids, offsets))
+    visited = compiled.visits(layout, layout.slot_of, Cohorts(ids, offsets))
     for t in range(30):
         seen = []
-        for bucket, visit in zip(layout.buckets, visited, strict=True):
-            count = int(visit.counts[t, 0])
-            seen += bucket.slots[np.asarray(visit.slots[t, 0, :count])].tolist()
+        for b, visit in enumerate(visited):
+            clients = layout.slots[np.asarray(visit.slots[t, 0, : int(visit.counts[t, 0])])]
+            assert np.all(layout.bucket_of[clients] == b)
+            seen += clients.tolist()
         assert sorted(seen) == np.flatnonzero(mask[t]).tolist()

@@ -31,7 +31,7 @@ UNEVEN = fx.Bernoulli([0.9, 0.6, 0.4, 0.2])
 
 def quadratics(problem: fx.Problem) -> tuple[np.ndarray, np.ndarray]:
     """H (N, d, d) and b (N, d) with f_k(x) = x'H_k x / 2 - b_k'x + const."""
-    (oracle,) = problem.oracles
+    oracle = problem.oracles
     zero = jnp.zeros(problem.dim)
     clients = [oracle.client(k) for k in range(problem.n_clients)]
     return (

@@ -166,7 +166,7 @@ def test_fedau_weighs_as_the_paper_does_who_acts_in_every_round(
 ) -> None:
     problem = two_clients()
     algorithm, x = fx.FedAU(lr=0.01, local_steps=2, cutoff=K), jnp.array([1.0])
-    oracle, key = problem.oracles[0].client(0), root_key(0)
+    oracle, key = problem.oracles.client(0), root_key(0)
     _, plain = fx.FedAvg(lr=0.01, local_steps=2).local((), x, oracle, key)
     client, server = algorithm.init_client(x), algorithm.init_server(x, 2)
     weights = fedau_weights(present, K)
@@ -378,7 +378,7 @@ def test_vrfocus_with_all_rows_is_focus() -> None:
 
 def visits(algorithm: Any, client: Any, x: jax.Array, n: int) -> tuple[Any, np.ndarray, np.ndarray]:
     """The client after each of n visits with keys of their own, uploads and counted gradients."""
-    oracle = least_squares(39, (40,) * 4).oracles[0].client(1)
+    oracle = least_squares(39, (40,) * 4).oracles.client(1)
     pulled = algorithm.pull(algorithm.init_server(x, 4), jnp.array(0))
 
     def visit(r: jax.Array) -> Any:
@@ -405,7 +405,7 @@ def test_vrfocus_counts_the_full_gradients_it_takes() -> None:
 
 def test_vrfocus_draws_the_same_rows_for_both_gradients_and_is_unbiased() -> None:
     algorithm, x = fx.VRFOCUS(lr=0.1, batch_size=2), jnp.ones(3)
-    oracle = least_squares(39, (40,) * 4).oracles[0].client(1)
+    oracle = least_squares(39, (40,) * 4).oracles.client(1)
     w, full = -jnp.ones(3), oracle.grad(-jnp.ones(3))
     client = algorithm.init_client(w)._replace(h=full, seen=jnp.ones(()))
     same, _, _ = visits(algorithm, client, w, 200)

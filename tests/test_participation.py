@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from fedexact.errors import InputError
 from fedexact.participation import (
@@ -27,6 +30,7 @@ from fedexact.participation import (
 )
 from fedexact.participation import independent as independent_patterns
 from fedexact.participation.base import uniforms
+from fedexact.participation.draws import as_mask, distinct, independent
 from fedexact.participation.expectations import sequential_inclusion
 
 N = 6
@@ -109,15 +113,185 @@ def test_uniforms_are_uniform_and_without_correlation():
         assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 5 / np.sqrt(a.size)
 
 
-@pytest.mark.parametrize("m", [1, 40])
-def test_uniform_of_very_many_clients(m: int):
-    n = 100_000
-    cohorts = Uniform(m).cohorts(n, 0, 500, 0)
-    drawn = cohorts.ids.reshape(500, m)
-    assert (np.diff(drawn, axis=1) > 0).all()
-    assert drawn.min() >= 0
-    assert drawn.max() < n
-    assert abs(drawn.mean() - n / 2) < 5 * n / np.sqrt(12 * drawn.size)
+# --- very many clients ----------------------------------------------------------------------------
+
+MANY = 6000  # more than draws.MANY
+WEIGHTS = np.tile([0.0, 1.0, 2.0, 5.0], MANY // 4)
+DRAWN = {
+    "uniform": Uniform(200),
+    "uniform one": Uniform(1),
+    "uniform most": Uniform(MANY - 500),
+    "bernoulli": Bernoulli(0.03),
+    "bernoulli rare": Bernoulli(1e-5),
+    "bernoulli common": Bernoulli(0.6),
+    "categorical": Categorical(WEIGHTS, 200),
+    "categorical alike": Categorical(2.0, 150),
+    "categorical heavy": Categorical(np.append(1e6, np.ones(MANY - 1)), 200),
+    "sine": Sine(0.02, 1.5, 6),
+    "cyclic": Cyclic(37),
+}
+
+
+@pytest.mark.parametrize("case", DRAWN)
+@given(cuts=st.lists(st.integers(0, 30), max_size=3), seed=st.integers(0, 5))
+def test_many_clients_in_any_pieces(case: str, cuts: list[int], seed: int):
+    whole = both(DRAWN[case], MANY, 0, 30, seed)
+    cohorts = [
+        DRAWN[case].cohorts(MANY, start, stop, seed)
+        for start, stop in itertools.pairwise([0, *sorted(cuts), 30])
+    ]
+    np.testing.assert_array_equal(
+        np.concatenate([piece.ids for piece in cohorts]), np.nonzero(whole)[1]
+    )
+
+
+@pytest.mark.parametrize("case", DRAWN)
+def test_blocks_of_many_clients_do_not_show(case: str, monkeypatch: pytest.MonkeyPatch):
+    whole = both(DRAWN[case], MANY, 5, 25)
+    monkeypatch.setattr("fedexact.participation.base._BLOCK", 1000)
+    np.testing.assert_array_equal(both(DRAWN[case], MANY, 5, 25), whole)
+
+
+@pytest.mark.parametrize("case", ["uniform", "bernoulli", "categorical", "sine"])
+def test_many_clients_come_as_often_as_their_p_says(case: str):
+    pattern, rounds, groups = DRAWN[case], 2400, 4
+    cohorts = pattern.cohorts(MANY, 0, rounds, 3)
+    counts = np.bincount(cohorts.ids, minlength=MANY)
+    p = pattern.inclusion(MANY)
+    variance = rounds * p * (1.0 - p)  # at least; the chi-square statistic has mean N and sd < 2 %
+    here = p > 0.0
+    chi_square = np.sum((counts[here] - rounds * p[here]) ** 2 / variance[here])
+    assert abs(chi_square / here.sum() - 1.0) < 5 * np.sqrt(2.0 / here.sum())
+    assert counts[~here].sum() == 0
+    by_group = counts.reshape(-1, groups).sum(axis=0)  # neighbours, and the clients of one weight
+    expected = rounds * p.reshape(-1, groups).sum(axis=0)
+    assert (np.abs(by_group - expected) <= 5 * np.sqrt(expected)).all()
+
+
+def test_the_number_of_participants_has_its_law():
+    rounds, p = 4000, 0.03
+    sizes = np.diff(Bernoulli(p).cohorts(MANY, 0, rounds, 1).offsets)
+    edges = stats.binom.ppf(np.linspace(0, 1, 11)[1:-1], MANY, p)
+    below = stats.binom.cdf(edges, MANY, p)
+    law = np.diff(np.concatenate([[0.0], below, [1.0]]))
+    observed = np.bincount(np.searchsorted(edges, sizes), minlength=10)
+    assert stats.chisquare(observed, rounds * law).pvalue > 1e-4
+    assert abs(np.corrcoef(sizes[1:], sizes[:-1])[0, 1]) < 5 / np.sqrt(rounds)
+    assert (np.diff(Uniform(200).cohorts(MANY, 0, 50, 1).offsets) == 200).all()
+
+
+@pytest.mark.parametrize(
+    ("case", "together"),
+    [
+        ("uniform", 200 * 199 / (MANY * (MANY - 1))),
+        ("bernoulli", 0.03**2),
+    ],
+)
+def test_pairs_of_many_clients(case: str, together: float):
+    """Clients k and k + lag, over all k."""
+    rounds = 300
+    mask = DRAWN[case].mask(MANY, 0, rounds, 2)
+    for lag in (1, 2, 777):
+        pairs = np.count_nonzero(mask & np.roll(mask, lag, axis=1))
+        expected = rounds * MANY * together
+        assert abs(pairs - expected) < 5 * np.sqrt(expected)
+    again = np.count_nonzero(mask[1:] & mask[:-1])
+    expected = (rounds - 1) * MANY * DRAWN[case].inclusion(MANY)[0] ** 2
+    assert abs(again - expected) < 5 * np.sqrt(expected)
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "weights"),
+    [
+        (5, 2, [1.0, 2.0, 3.0, 0.5, 0.0]),
+        (5, 3, [1.0, 1.0, 1.0, 1.0, 1.0]),
+        (4, 4, [4.0, 3.0, 2.0, 1.0]),
+    ],
+)
+def test_distinct_draws_have_the_law_of_drawing_one_by_one(
+    n: int, m: int, weights: list[float], monkeypatch: pytest.MonkeyPatch
+):
+    """Small enough to enumerate, with many repetitions and many streams."""
+    monkeypatch.setattr("fedexact.participation.draws._LEAST_WIDTH", 1)
+    wheel, rounds = np.cumsum(weights), 20_000
+    cohorts = distinct(
+        lambda u: np.searchsorted(wheel, u * wheel[-1], side="right"), m, n, 0, rounds, 7
+    )
+    drawn = as_mask(cohorts, n) @ (1 << np.arange(n))
+    law = drawn_one_by_one(weights, m)
+    for members in subsets(n):
+        probability = law.get(members, 0.0)
+        count = np.sum(drawn == sum(1 << k for k in members))
+        error = np.sqrt(rounds * probability * (1 - probability))
+        assert abs(count - rounds * probability) <= 5 * error + 1e-9
+
+
+def test_independent_draws_by_enumeration(monkeypatch: pytest.MonkeyPatch):
+    """With one number per stream, so that a round goes on from stream to stream."""
+    monkeypatch.setattr("fedexact.participation.draws._LEAST_WIDTH", -11)
+    rounds, n, p = 20_000, 4, np.array([0.25, 0.0, 0.6, 0.9])
+    cohorts = independent(lambda start, stop: p[np.arange(start, stop) % 4], 0.9, n, 0, rounds, 7)
+    mask = as_mask(cohorts, n).reshape(-1, 4, n)
+    for phase, probability in enumerate(p):
+        drawn = mask[:, phase] @ (1 << np.arange(n))
+        law = independent_law(np.full(n, probability))
+        for members, chance in law.items():
+            count = np.sum(drawn == sum(1 << k for k in members))
+            error = np.sqrt(len(drawn) * chance * (1 - chance))
+            assert abs(count - len(drawn) * chance) <= 5 * error
+
+
+@pytest.mark.parametrize("pattern", [Uniform(1000), Bernoulli(0.001), Cyclic(1000), Sine(0.0005)])
+def test_a_round_of_a_million_clients_is_drawn_in_the_memory_of_its_participants(
+    pattern: Participation,
+):
+    n = 1_000_000
+    pattern.cohorts(n, 0, 1, 0)  # what is kept for all rounds
+    tracemalloc.start()
+    cohorts = pattern.cohorts(n, 5, 15, 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 2000 < len(cohorts.ids) < 12_000
+    assert peak < n  # a row of a table of bytes
+
+
+@pytest.mark.parametrize("p", [1e-5, 0.01, 0.7])
+def test_q_of_many_clients_by_the_law_of_their_number(p: float):
+    n = 20_000
+    probabilities = np.concatenate([[1.0, 0.9, 0.0], np.full(n - 3, p)])
+    k = np.arange(n - 2)
+    law = stats.binom.pmf(k, n - 3, p)  # of the number among the alike
+    q = Bernoulli(probabilities).aggregation(n)
+    with_both, with_first = law @ (1.0 / (k + 2)), law @ (1.0 / (k + 1))
+    np.testing.assert_allclose(q[0], 0.9 * with_both + 0.1 * with_first, rtol=1e-11)
+    np.testing.assert_allclose(q[1], 0.9 * with_both, rtol=1e-11)
+    assert q[2] == 0.0
+    assert q.sum() == pytest.approx(1.0, rel=1e-12)
+
+
+def test_a_long_vector_is_printed_short_and_told_apart():
+    p = np.random.default_rng(0).random(20_000)
+    one, same, other = Bernoulli(p), Bernoulli(p.tolist()), Bernoulli(np.append(p[:-1], 0.5))
+    assert len(repr(one)) < 200
+    assert repr(one) == repr(same) != repr(other)
+    assert one == same != other
+    assert hash(one) == hash(same)
+    again = pickle.loads(pickle.dumps(one))
+    assert again == one
+    np.testing.assert_array_equal(again.mask(20_000, 0, 2, 0), one.mask(20_000, 0, 2, 0))
+    assert repr(Bernoulli([0.25, 0.5])) == "Bernoulli(p=(0.25, 0.5))"
+
+
+def test_a_chain_that_goes_on_and_one_that_looks_back_agree():
+    masks = []
+    for pieces in ([(0, 9), (9, 30), (30, 31)], [(30, 31), (9, 30), (0, 9)]):
+        pattern = Markov(0.02, 0.03)
+        drawn = {piece: pattern.mask(40, *piece, 3) for piece in pieces}
+        masks.append(np.concatenate([drawn[piece] for piece in sorted(pieces)]))
+    np.testing.assert_array_equal(*masks)
+    pattern = Markov(0.02, 0.03)
+    pattern.mask(40, 0, 9, 3)
+    np.testing.assert_array_equal(pattern.mask(40, 9, 30, 4), Markov(0.02, 0.03).mask(40, 9, 30, 4))
 
 
 # --- p_k and q_k ----------------------------------------------------------------------------------
@@ -172,7 +346,17 @@ def test_bernoulli_by_enumeration(p: list[float]):
 def test_bernoulli_with_equal_probabilities():
     for n, p in itertools.product((1, 7, 400, 100_000), (1e-4, 0.3, 0.999)):
         somebody = -np.expm1(n * np.log1p(-p))
-        np.testing.assert_allclose(Bernoulli(p).aggregation(n), somebody / n, rtol=1e-12)
+        for same in (p, np.full(n, p)):  # the closed form, and the quadrature
+            np.testing.assert_allclose(Bernoulli(same).aggregation(n), somebody / n, rtol=1e-12)
+    np.testing.assert_array_equal(Bernoulli(1.0).aggregation(4), 0.25)
+    np.testing.assert_array_equal(Bernoulli(0.0).aggregation(4), 0.0)
+
+
+def test_sine_with_equal_probabilities():
+    alike, each = Sine(0.6, 1.5, 7, 0.3), Sine([0.6] * N, 1.5, 7, [0.3] * N)
+    np.testing.assert_allclose(alike.inclusion(N), each.inclusion(N), rtol=1e-14)
+    np.testing.assert_allclose(alike.aggregation(N), each.aggregation(N), rtol=1e-12)
+    assert alike.gap(N) == each.gap(N)
 
 
 def test_bernoulli_against_the_poisson_binomial_of_the_others():

@@ -6,6 +6,8 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fedexact as fx
 from fedexact.layout import Layout
@@ -138,25 +140,45 @@ def test_a_custom_loss_in_ten_lines() -> None:
 
 def test_sizes_from_2_to_20000_rows_in_one_problem() -> None:
     sizes = np.array([2, 3, 20_000, 150, 2, 900, 5_000])
-    clients = [(RNG.normal(size=(n, 2)), RNG.normal(size=n)) for n in sizes]
+    clients = [(RNG.normal(size=(n, 8)), RNG.normal(size=n)) for n in sizes]
     problem = fx.Problem(clients)
-    padded = sum(bucket.size * len(bucket.slots) for bucket in problem.layout.buckets)
-    assert padded <= 1.25 * sizes.sum()
+    padded = np.array([size.rows for size in problem.layout.sizes])[problem.layout.bucket_of]
+    assert np.all(padded >= sizes)
+    assert padded.sum() <= 1.25 * sizes.sum()
     rows = np.concatenate([A for A, _ in clients])
     target = np.concatenate([b for _, b in clients])
-    assert problem.value(AT) == pytest.approx(0.5 * np.mean((rows @ AT - target) ** 2), rel=1e-12)
+    x = np.linspace(-1.0, 1.0, 8)
+    assert problem.value(x) == pytest.approx(0.5 * np.mean((rows @ x - target) ** 2), rel=1e-12)
 
 
 def test_every_client_has_one_slot() -> None:
     sizes = RNG.integers(1, 200, size=37)
     for shards in (1, 2):
-        layout = Layout(sizes, 3, shards)
-        slots = np.concatenate([bucket.slots for bucket in layout.buckets])
-        assert sorted(slots[slots >= 0].tolist()) == list(range(37))
+        layout = Layout(sizes, 3 * sizes, shards)
+        assert sorted(layout.slots[layout.slots >= 0].tolist()) == list(range(37))
         values = np.arange(37.0)
         assert np.array_equal(layout.in_client_order(layout.in_slots(values)), values)
-        for k in range(37):
-            assert layout.buckets[layout.bucket_of[k]].slots[layout.slot_of[k]] == k
+        for s in range(shards):
+            mine = layout.slots[s * layout.width : (s + 1) * layout.width]
+            for b in range(len(layout.sizes)):
+                clients = mine[layout.first[s, b] : layout.first[s, b + 1]]
+                assert np.all(layout.shard_of[clients] == s)
+                assert np.all(layout.bucket_of[clients] == b)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 2))
+def test_windows_hold_their_clients_and_have_one_length(sizes: list[int], shards: int) -> None:
+    n_rows = np.array(sizes)
+    layout = Layout(n_rows, n_rows, shards)
+    starts, length = layout.windows(n_rows, sum(sizes))
+    begins = np.cumsum(n_rows) - n_rows
+    assert np.all(starts >= 0)
+    assert np.all(starts + length <= n_rows.sum())
+    assert length >= n_rows.max()
+    mine = starts[layout.shard_of]
+    assert np.all(mine <= begins)
+    assert np.all(begins + n_rows <= mine + length)
 
 
 def broken(k: int, X: object = None, y: object = None) -> list:

@@ -19,9 +19,9 @@ from fedexact import config
 from fedexact.algorithms.quadratic_model import diagonal, minimise, pack, unpack
 from fedexact.engines.state import initial
 from fedexact.losses import Logistic, Rows
-from fedexact.oracles import RowOracle
 from fedexact.solve import setting_of
 from problems import least_squares, logistic, random_targets
+from stacks import even_stack
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -364,8 +364,10 @@ def test_counts_of_all_sizes(participation: fx.Participation) -> None:
 class Batch(NamedTuple):
     """Random logistic problems of equally many clients, their rows padded to the same number."""
 
-    oracle: RowOracle  # with two leading axes, problem and client
-    masks: np.ndarray  # (problems, rounds, N)
+    rows: Rows  # (problems, N, MOST, ...)
+    weight: jax.Array  # (problems, N, MOST)
+    smoothness: jax.Array  # (problems, N)
+    masks: Any  # (problems, rounds, N)
 
 
 D, MOST = 4, 6  # features, rows of a client at most
@@ -400,27 +402,17 @@ def batch(seed: int, N: int, problems: int, rounds: int, full: bool) -> Batch:
     masks = rng.random((problems, rounds, N)) < p
     rows = Rows(jnp.asarray(X), jnp.asarray(y))
     curvature = jax.vmap(jax.vmap(Logistic().curvature))(rows, jnp.asarray(weight))
-    stacked = RowOracle(
-        loss=Logistic(),
-        ridge=jnp.zeros(D),
-        rows=rows,
-        weight=jnp.asarray(weight),
-        n_rows=jnp.asarray(real.sum(axis=2)),
-        smoothness=curvature,
-        strong_convexity=jnp.zeros_like(curvature),
-    )
-    return Batch(stacked, masks)
+    return Batch(rows, jnp.asarray(weight), curvature, masks)
 
 
 @jax.jit
-def run_batch(oracle: RowOracle, masks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def run_batch(batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Per problem and round |x|, F and |grad F|."""
-    N = masks.shape[2]
+    N = batch.masks.shape[-1]
 
     def one(rows: Rows, weight: jax.Array, smoothness: jax.Array, masks: jax.Array) -> Any:
-        stack = RowOracle(
-            Logistic(), jnp.zeros(D), rows, weight, jnp.ones(N), smoothness, jnp.zeros(N)
-        )
+        ridge, none = jnp.zeros(D), jnp.zeros(N)
+        stack = even_stack(Logistic(), ridge, rows, weight, jnp.ones(N), smoothness, none)
         algorithm = fx.PushNewton(damping=jnp.max(smoothness))
         clients = algorithm.init_client(jnp.zeros(D))
         clients = jax.tree.map(lambda a: jnp.broadcast_to(a[None], (N, *a.shape)), clients)
@@ -435,7 +427,7 @@ def run_batch(oracle: RowOracle, masks: jax.Array) -> tuple[jax.Array, jax.Array
 
         return jax.lax.scan(step, (algorithm.init_server(jnp.zeros(D), N), clients), masks)[1]
 
-    return jax.vmap(one)(oracle.rows, oracle.weight, oracle.smoothness, masks)
+    return jax.vmap(one)(*batch)
 
 
 @pytest.mark.slow
@@ -444,7 +436,7 @@ def test_locally_separable_clients_from_zero(full: bool) -> None:
     """200 random problems: every run converges, no run goes up on the way."""
     for N in (2, 5, 10, 20):
         size, value, grad = (
-            np.asarray(a) for a in run_batch(*batch(N, N, 50, 150 if full else 500, full))
+            np.asarray(a) for a in run_batch(batch(N, N, 50, 150 if full else 500, full))
         )
         assert np.all(np.isfinite(size))
         assert np.all(value.max(axis=1) <= 2.0 * np.log(2.0))

@@ -229,7 +229,7 @@ def test_large_states_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rounds_are_those_of_the_engines(name: str) -> None:
     """Clients of different buckets, random cohorts, the engines' keys, `receive`."""
     problem = logistic(2, (20, 11, 200, 35))
-    assert len(problem.oracles) > 1
+    assert len(problem.layout.sizes) > 1
     algorithm, pattern = ALGORITHMS[name](), fx.Bernoulli(0.5)
     task = Rounds(problem, algorithm, pattern, seed=3)
     _, models = task.run(task.initial(np.full(3, 0.5)), 0, 25)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.optimize
+import scipy.sparse
 import statsmodels.api as sm
 from numpy.testing import assert_allclose
 from sklearn.linear_model import ElasticNet as SklearnElasticNet
@@ -19,6 +20,7 @@ from fedexact.errors import FedexactError, InputError
 from fedexact.losses import CustomLoss, Huber, Rows
 from fedexact.problem import Problem
 from fedexact.reference import reference
+from fedexact.reference.qr import triangle
 from fedexact.regularizers import L1, Box, ElasticNet, GroupLasso, L2Ball, NonNegative
 from problems import random_targets
 
@@ -55,6 +57,23 @@ def test_two_clients_in_closed_form() -> None:
     assert_allclose(reference(Problem(clients, reduction="sum", l2=1.0)), [4 / 10], rtol=1e-15)
     assert_allclose(reference(Problem(clients, weights=[3.0, 1.0])), [8 / 11], rtol=1e-15)
     assert_allclose(reference(Problem(clients, regularizer=L1(0.5))), [2 / 9], rtol=1e-14)
+
+
+def test_huber_where_every_row_is_far_out_at_zero() -> None:
+    clients = [(np.ones((2, 1)), [500.0, 500.0]), (np.ones((2, 1)), [500.0, 1500.0])]
+    assert_allclose(reference(Problem(clients, loss=Huber(1.0))), [500 + 1 / 3], rtol=1e-15)
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e6])
+def test_huber_of_any_unit(scale: float) -> None:
+    problem = make(Huber(0.5), 18)
+    X, y = stacked(problem)
+    far = Problem(split(X, y * scale + 30.0 * scale), loss=Huber(0.5 * scale))
+    near = Problem(split(X, y + 30.0), loss=Huber(0.5))
+    assert_allclose(reference(far) / scale, reference(near), rtol=1e-11)
+    narrow = Problem(split(X, y * scale), loss=Huber(0.5))
+    size = np.linalg.norm(narrow.grad(np.zeros(narrow.dim)))
+    assert np.linalg.norm(narrow.grad(reference(narrow))) <= 1e-15 * size * scale
 
 
 def test_polynomial_recovered_from_badly_conditioned_columns() -> None:
@@ -134,6 +153,141 @@ def test_bounded_least_squares_is_that_of_scipy() -> None:
         X, y = stacked(problem)
         fit = scipy.optimize.lsq_linear(X, y, bounds, method="bvls", tol=1e-15)
         assert_allclose(reference(problem), fit.x, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_many_blocks_of_rows_are_those_of_statsmodels(loss: str) -> None:
+    rng = np.random.default_rng(20)
+    X = np.column_stack([np.ones(20_000), rng.normal(size=(20_000, 9)) * np.logspace(-2, 2, 9)])
+    y = random_targets(loss, X @ (rng.normal(size=10) / np.abs(X).max(axis=0)), rng)
+    edges = np.cumsum(np.resize([1000, 300], 30))
+    problem = Problem(list(zip(np.split(X, edges), np.split(y, edges), strict=True)), loss=loss)
+    model = sm.OLS(y, X) if loss == "squared" else sm.Logit(y, X)
+    options = {} if loss == "squared" else {"method": "newton", "tol": 1e-14, "disp": False}
+    assert_allclose(reference(problem), model.fit(**options).params, rtol=1e-9)
+
+
+# --- factorised block after block -----------------------------------------------------------------
+
+
+@pytest.fixture
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 4 p rows in the QR factorisation."""
+    monkeypatch.setattr(sys.modules["fedexact.reference.qr"], "BLOCK", 1)
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_triangle_is_the_factor_of_the_weighted_gram_matrix() -> None:
+    problem = make("squared", 21, weights=[1.0, 2.0, 3.0], l2=0.3)
+    rows, weight = problem.pooled()
+    X = np.column_stack([rows.X, rows.y])
+    R = triangle(problem, with_target=True)
+    gram = X.T @ (weight[:, None] * X) + np.diag(np.append(problem.ridge, 0.0))
+    assert_allclose(R.T @ R, gram, rtol=1e-13)
+    assert_allclose(np.abs(triangle(problem)), np.abs(R[:-1, :-1]), rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_ill_conditioned_least_squares_in_blocks() -> None:
+    t = np.linspace(0.0, 1.0, 200)
+    X, coefficients = t[:, None] ** np.arange(9)[None, :], np.array([1.0, -2, 3, 1, 1, 2, 1, 5, 1])
+    x = reference(Problem(split(X, X @ coefficients)))
+    assert np.linalg.cond(X) > 1e5
+    assert_allclose(x, coefficients, rtol=1e-8)
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_columns_dependent_in_every_block_but_one_row_are_independent(loss: str) -> None:
+    rng = np.random.default_rng(22)
+    X = rng.normal(size=(N, P))
+    X = np.column_stack([X, X[:, 0] - X[:, 2]])
+    y = random_targets(loss, 0.3 * X[:, 1], rng)
+    with pytest.raises(InputError, match=r"deficiency\): '(a|c|d)' can"):
+        reference(Problem(split(X, y), loss=loss, feature_names=list("abcd")))
+    X[17, 3] += 1e-2
+    problem = Problem(split(X, y), loss=loss, fit_intercept=True)
+    size = np.linalg.norm(problem.grad(np.zeros(problem.dim)))
+    assert np.linalg.norm(problem.grad(reference(problem))) <= 1e-12 * size
+
+
+# --- many coefficients: no (d, d) matrix ----------------------------------------------------------
+
+
+def without_matrices(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """The reference as for more coefficients than a (d, d) matrix is formed for."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["fedexact.reference.pooled"], "NEWTON_LIMIT", 0)
+        patch.setattr(sys.modules["fedexact.reference"], "QR_LIMIT", 0)
+        return reference(problem)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", "poisson", "huber", "multinomial"])
+def test_conjugate_gradients_find_the_same(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make(loss, 5, scale=np.array([1.0, 30.0, 0.1]), l2=1e-3)
+    expected = reference(problem)
+    assert_allclose(without_matrices(problem, monkeypatch), expected, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "poisson", "multinomial"])
+@pytest.mark.parametrize("g", [L1(0.05), GroupLasso(0.1, [[0, 2], [1]])], ids=["l1", "group"])
+def test_composite_without_matrices_is_the_same(
+    loss: str, g: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if loss == "multinomial":
+        g = L1(0.05)
+    problem = make(loss, 4, regularizer=g)
+    expected = reference(problem)
+    assert_allclose(without_matrices(problem, monkeypatch), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_conjugate_gradients_of_600_coefficients(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(23)
+    X = rng.normal(size=(900, 600)) * np.exp(rng.normal(size=600))
+    y = random_targets("logistic", X[:, 0] - X[:, 1], rng)
+    problem = Problem(split(X, y), loss="logistic", l2=0.1)
+    x = reference(problem)
+    monkeypatch.setattr(sys.modules["fedexact.reference.pooled"], "NEWTON_LIMIT", 600)
+    assert_allclose(x, reference(problem), rtol=0, atol=1e-10 * np.abs(x).max())
+
+
+@pytest.mark.slow
+def test_lasso_of_600_columns_is_that_of_scikit_learn() -> None:
+    rng = np.random.default_rng(24)
+    X = rng.normal(size=(300, 600))
+    y = X[:, :20] @ rng.normal(size=20) + 0.5 + rng.normal(size=300)
+    x = reference(Problem(split(X, y), regularizer=L1(0.15), fit_intercept=True))
+    order = np.concatenate([np.arange(300)[k::3] for k in range(3)])
+    fit = Lasso(alpha=0.15, tol=1e-14, max_iter=1_000_000).fit(X[order], y[order])
+    assert_allclose(x, np.append(fit.intercept_, fit.coef_), rtol=1e-8, atol=1e-11)
+
+
+def test_more_columns_than_are_factorised() -> None:
+    rng = np.random.default_rng(25)
+    X = scipy.sparse.random(30, 2100, density=0.02, format="csr", rng=rng)
+    y = (rng.random(30) < 0.5).astype(float)
+    clients = [(X[:10], y[:10]), (X[10:], y[10:])]
+    with pytest.raises(InputError, match=r"30 rows for 2100 columns.*add l2"):
+        reference(Problem(clients, loss="logistic"))
+    for loss in ("logistic", "squared"):
+        problem = Problem(clients, loss=loss, l2=0.01)
+        size = np.linalg.norm(problem.grad(np.zeros(problem.dim)))
+        assert np.linalg.norm(problem.grad(reference(problem))) <= 1e-13 * size
+
+
+@pytest.mark.parametrize(
+    ("loss", "g"),
+    [("squared", None), ("logistic", L1(0.02)), ("huber", None), ("multinomial", L1(0.02))],
+)
+def test_sparse_rows_give_what_dense_ones_do(loss: str, g: Any) -> None:
+    rng = np.random.default_rng(26)
+    X = rng.normal(size=(N, P)) * (rng.random((N, P)) < 0.4)
+    y = random_targets(loss, X @ rng.normal(size=P), rng)
+    options: dict[str, Any] = {"loss": loss, "regularizer": g, "fit_intercept": True}
+    dense = reference(Problem(split(X, y), **options))
+    sparse = [(scipy.sparse.csr_array(a), b) for a, b in split(X, y)]
+    assert_allclose(reference(Problem(sparse, **options)), dense, rtol=1e-11, atol=1e-13)
 
 
 # --- optimality conditions ------------------------------------------------------------------------
@@ -256,8 +410,8 @@ def test_quasi_separation_of_counts_and_a_missing_class() -> None:
 def test_linearly_dependent_columns_are_named(loss: str) -> None:
     problem = make(loss, 13)
     X, y = stacked(problem)
-    X = np.column_stack([X, 2.0 * X[:, 2] - X[:, 0]])
-    names = ["one", "age", "dose", "weight", "mixture"]
+    X = np.column_stack([X[:, :3], 2.0 * X[:, 2] - X[:, 0]])
+    names = ["one", "age", "dose", "mixture"]
     with pytest.raises(InputError, match=r"rank deficiency.*('one'|'dose'|'mixture').*add l2"):
         reference(Problem(split(X, y), loss=loss, feature_names=names))
     cured = Problem(split(X, y), loss=loss, feature_names=names, l2=0.1)
@@ -309,6 +463,6 @@ def test_intercept_that_runs_off_in_spite_of_a_regulariser(loss: str) -> None:
 
 
 def test_reports_the_precision_it_could_not_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["fedexact.reference"], "GRADIENT_STEPS", 0)
+    monkeypatch.setattr(sys.modules["fedexact.reference.composite"], "GRADIENT_STEPS", 0)
     with pytest.raises(FedexactError, match=r"reached a gradient mapping.* of inf only"):
         reference(make("logistic", 16, regularizer=L1(0.1)))

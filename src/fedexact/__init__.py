@@ -29,8 +29,16 @@ from fedexact.algorithms import (
     PushNewton,
 )
 from fedexact.certificate import Certificate, certify
+from fedexact.clients import Clients
 from fedexact.core import Algorithm, Constants, Exactness, Oracle, Setting, record, static
-from fedexact.errors import CapabilityError, DivergenceWarning, FedexactError, InputError
+from fedexact.devices import cache_programs
+from fedexact.errors import (
+    CapabilityError,
+    DivergenceWarning,
+    FedexactError,
+    IdleCoresWarning,
+    InputError,
+)
 from fedexact.losses import (
     LOSSES,
     CustomLoss,
@@ -92,6 +100,7 @@ __all__ = [
     "CapabilityError",
     "Categorical",
     "Certificate",
+    "Clients",
     "Constants",
     "CustomLoss",
     "Cyclic",
@@ -111,6 +120,7 @@ __all__ = [
     "Full",
     "GroupLasso",
     "Huber",
+    "IdleCoresWarning",
     "InputError",
     "Interrupted",
     "L2Ball",
@@ -136,6 +146,7 @@ __all__ = [
     "Trace",
     "Uniform",
     "Zero",
+    "cache_programs",
     "certify",
     "record",
     "reference",

@@ -54,6 +54,7 @@ from fedexact.losses import (
     Rows,
     Squared,
 )
+from fedexact.losses.design import Design, combine, n_features, predictor
 from fedexact.oracles import RowOracle
 from fedexact.problem import Problem
 from fedexact.regularizers import (
@@ -110,7 +111,11 @@ def rounding_factor(problem: Problem) -> float:
 
 
 def one_pass(problem: Problem, x: np.ndarray) -> Pass:
-    """F, its gradient, and bounds on their rounding errors."""
+    """F, its gradient, and bounds on their rounding errors; zeros where nothing is known to be
+    convex, since no bound on a distance follows there."""
+    if not problem.loss.newton:
+        value, grad = problem.value_and_grad(x)
+        return Pass(value, 0.0, grad, np.zeros_like(grad))
     value, size, grad, terms = (
         a / problem.n_clients for a in problem.sum_over_clients(_sums, problem.check_model(x))
     )
@@ -132,17 +137,22 @@ def _sums(oracle: RowOracle, x: Array) -> tuple[Array, Array, Array, Array]:
 def _gradient_terms(loss: Loss, x: Array, rows: Rows, weight: Array) -> Array:
     """(d,) sum_i weight_i e_i |a_i|, with e_i the size of what rounds in row i's derivative: the
     derivative, the target it is the difference to, and the terms of the linear predictor."""
-    sizes = jnp.abs(rows.X)
+    sizes = _sizes(rows.X)
     if isinstance(loss, LinearLoss):
-        eta = rows.X @ x
+        eta = predictor(rows.X, x)
         slope = jnp.maximum(loss.d2(eta, rows.y), loss.d2_bound(rows.y))
         own = jnp.abs(loss.d1(eta, rows.y)) + jnp.abs(rows.y)
-        return sizes.T @ (weight * (own + slope * (sizes @ jnp.abs(x))))
+        return combine(weight * (own + slope * predictor(sizes, jnp.abs(x))), sizes)
     if isinstance(loss, Multinomial):
-        predictors = sizes @ jnp.abs(x.reshape(rows.X.shape[1], -1))
+        predictors = predictor(sizes, jnp.abs(x.reshape(n_features(sizes), -1)))
         scale = weight * (1.0 + jnp.max(predictors, axis=1))
-        return jnp.repeat(sizes.T @ scale, predictors.shape[1])
+        return jnp.repeat(combine(scale, sizes), predictors.shape[1])
     return weight @ jnp.abs(jax.jacrev(loss.values)(x, rows))
+
+
+def _sizes(X: Design) -> Design:
+    """|X|, entry by entry; the places of a sparse one are not negative."""
+    return jax.tree.map(jnp.abs, X)
 
 
 # --- the point y and its subgradient v ------------------------------------------------------------
@@ -234,7 +244,12 @@ class Metric(NamedTuple):
     @property
     def width(self) -> float:
         """Largest |s|_2 where |s|_M = 1."""
-        return float(np.linalg.norm(self.root, 2))
+        return float(np.sqrt(spectral_norm(self.root.T @ self.root)))
+
+
+def spectral_norm(M: np.ndarray) -> float:
+    """Largest modulus of an eigenvalue of a symmetric M; faster than by singular values."""
+    return float(np.max(np.abs(np.linalg.eigvalsh(M))))
 
 
 def metric(M: np.ndarray, unit: float) -> Metric | None:
@@ -258,23 +273,22 @@ def metric(M: np.ndarray, unit: float) -> Metric | None:
 def self_concordance(problem: Problem, transform: np.ndarray | None = None) -> float | None:
     """R over all rows, in the coordinates x' in which the rows are X transform; None if there is
     none."""
-    loss = problem.loss
-    first = problem.oracles[0].client(0).rows
-    constant = loss.self_concordance(first)
-    if constant is None:
-        return None
-    if isinstance(constant, float):
+    found: list[Any] = []
+    some_row = Rows(np.zeros((1, problem.n_features)), np.zeros(1))
+    jax.eval_shape(lambda rows: found.append(problem.loss.self_concordance(rows)), some_row)
+    constant = found[0]  # traced, not computed
+    if constant is None or isinstance(constant, float):
         return constant  # does not depend on the rows
-    T = jnp.eye(problem.n_features) if transform is None else jnp.asarray(transform)
-    return max(float(_largest_constant(loss, o.rows, T)) for o in problem.oracles)
+    if transform is None and problem.n_features <= DENSE_LIMIT:
+        transform = np.eye(problem.n_features)  # so that there is one program
+    shared = () if transform is None else (jnp.asarray(transform),)
+    return float(np.max(problem.map_clients(_constant, shared=shared)))
 
 
-@jax.jit
-def _largest_constant(loss: Loss, rows: Rows, transform: Array) -> Array:
-    def constant(client: Rows) -> Any:
-        return loss.self_concordance(Rows(client.X @ transform, client.y))
-
-    return jnp.max(jax.lax.map(constant, rows))
+def _constant(oracle: RowOracle, transform: Array | None = None) -> Any:
+    X, y = oracle.rows
+    moved = X if transform is None else predictor(X, transform)
+    return oracle.loss.self_concordance(Rows(moved, y))
 
 
 def concordance(problem: Problem, M: Metric) -> float | None:
@@ -295,7 +309,7 @@ def concordance(problem: Problem, M: Metric) -> float | None:
         return None
     R = self_concordance(problem, features.root)
     spread = M.root.T @ np.kron(B, np.eye(outputs)) @ M.root
-    return None if R is None else R * float(np.sqrt(np.linalg.norm(spread, 2)))
+    return None if R is None else R * float(np.sqrt(spectral_norm(spread)))
 
 
 def curvature(g: Regularizer, dim: int) -> np.ndarray:
@@ -387,7 +401,7 @@ def _least(at: Point, M: Metric, kappa: float) -> float:
     kappa r: every minimiser has r >= log(1 + kappa lam) / kappa."""
     lam = (M.dual_norm(at.v, np.zeros_like(at.v)) - M.noise_norm(at.noise)) / (2.0 - M.trust)
     radius = max(lam, 0.0) if kappa == 0 else float(np.log1p(kappa * max(lam, 0.0))) / kappa
-    return radius / float(np.sqrt(np.linalg.norm(M.matrix, 2)))
+    return radius / float(np.sqrt(spectral_norm(M.matrix)))
 
 
 def _ball(at: Point, M: Metric, lam: float, kappa: float, newton: bool) -> Ball:
@@ -421,7 +435,7 @@ def _huber_ball(problem: Problem, at: Point, M: Metric, bend: np.ndarray) -> Loc
     if A is None:
         return Local(None, far)
     lam = A.dual_norm(at.v, at.noise)
-    widening = float(np.sqrt(np.linalg.norm(A.root.T @ M.matrix @ A.root, 2)))
+    widening = float(np.sqrt(spectral_norm(A.root.T @ M.matrix @ A.root)))
     if widening * lam / A.trust >= reach:
         return Local(None, far)
     return Local(_ball(at, A, lam, 0.0, newton=False), "")
@@ -431,8 +445,9 @@ def _staying_hessian(oracle: RowOracle, y: Array, root: Array, reach: Array) -> 
     """Hessian at y of the rows that stay in the quadratic part where |x - y|_M <= reach."""
     loss, rows = oracle.loss, oracle.rows
     assert isinstance(loss, Huber)
-    rounding = 64.0 * EPS * (jnp.abs(rows.X) @ jnp.abs(y) + jnp.abs(rows.y))
-    furthest = jnp.abs(rows.X @ y - rows.y) + reach * jnp.linalg.norm(rows.X @ root, axis=1)
+    rounding = 64.0 * EPS * (predictor(_sizes(rows.X), jnp.abs(y)) + jnp.abs(rows.y))
+    residual = jnp.abs(predictor(rows.X, y) - rows.y)
+    furthest = residual + reach * jnp.linalg.norm(predictor(rows.X, root), axis=1)
     stays = furthest + rounding <= loss.delta
     return loss.hessian(y, rows, jnp.where(stays, oracle.weight, 0.0)) + jnp.diag(oracle.ridge)
 
@@ -533,8 +548,8 @@ def _conjugate_sum(oracle: RowOracle, x: Array, shift: Array, scale: Array) -> t
     """sum_i weight_i phi_i*(theta_i) and the sum of the absolute values."""
     loss, rows = oracle.loss, oracle.rows
     assert isinstance(loss, LinearLoss)
-    eta = rows.X @ x
-    theta = scale * (loss.d1(eta, rows.y) - loss.d2(eta, rows.y) * (rows.X @ shift))
+    eta, along = predictor(rows.X, x), predictor(rows.X, shift)
+    theta = scale * (loss.d1(eta, rows.y) - loss.d2(eta, rows.y) * along)
     conjugates = CONJUGATES[type(loss)](loss, theta, rows.y)
     return oracle.weight @ conjugates, oracle.weight @ jnp.abs(conjugates)
 

@@ -29,6 +29,7 @@ from fedexact.bounds import (
     point,
     ridge_ball,
     rounding_factor,
+    spectral_norm,
 )
 from fedexact.core import in_float64
 from fedexact.errors import InputError, check_positive
@@ -124,6 +125,10 @@ def certify(problem: Problem, x: Any, tol: float = 1e-6, absent: Iterable[str] =
     the gap of the objective exceeds tol max(F + g, F(0)). Cannot certify: nothing bounds the
     distance; a small gap of the objective does not.
 
+    With more than 2000 coefficients no Hessian is formed: there are no standard errors, and the
+    distance is bounded by the gradient over the strong convexity of l2 (or of g), where it reaches
+    all coefficients: without an intercept.
+
     Args:
         x: (d,) the model.
         tol: the tolerance.
@@ -138,8 +143,7 @@ def certify(problem: Problem, x: Any, tol: float = 1e-6, absent: Iterable[str] =
     absent = _check_absent(problem, absent)
     evidence = _gather(problem, x)
     verdict, reason = _judge(problem, x, evidence, tol, absent)
-    left_out = set(absent)
-    present = np.array([name not in left_out for name in problem.names])
+    clients, rows = _present(problem, absent)
     ball, units = evidence.ball, evidence.units
     bounds_se = units.bounds if units else None
     return Certificate(
@@ -153,9 +157,9 @@ def certify(problem: Problem, x: Any, tol: float = 1e-6, absent: Iterable[str] =
         distance_bound_se=None if bounds_se is None else float(bounds_se.max()),
         objective_gap_bound=_or_none(evidence.gap),
         target=problem.target(),
-        clients=tuple(name for name, here in zip(problem.names, present, strict=True) if here),
+        clients=clients,
         absent=absent,
-        rows=int(problem.n_rows[present].sum()),
+        rows=rows,
         tol=float(tol),
     )
 
@@ -203,7 +207,7 @@ def _step(problem: Problem, x: np.ndarray) -> float:
     L = problem.constants().L_F
     if not problem.loss.global_smooth and problem.dim <= DENSE_LIMIT:
         H = problem.hessian(x)
-        L = float(np.linalg.norm(H, 2)) if np.all(np.abs(H) < OVERFLOW) else L
+        L = spectral_norm(H) if np.all(np.abs(H) < OVERFLOW) else L
     return 1.0 / L if L > 1.0 / OVERFLOW else 1.0
 
 
@@ -218,7 +222,11 @@ def _local(problem: Problem, at: Point) -> Local:
     if problem.dim <= DENSE_LIMIT:
         local = hessian_ball(problem, at)
     else:
-        local = Local(None, f"over {DENSE_LIMIT} coefficients are too many for a Hessian: add l2")
+        why_not = (
+            f"over {DENSE_LIMIT} coefficients are too many for a Hessian, and only a ridge on all "
+            "of them bounds the distance: add l2, without an intercept"
+        )
+        local = Local(None, why_not)
     balls = [ball for ball in (local.ball, ridge_ball(problem, at)) if ball is not None]
     if not balls:
         return local
@@ -311,6 +319,16 @@ def _check_absent(problem: Problem, absent: Iterable[str]) -> tuple[str, ...]:
                 f"absent: no client is called {name!r}; clients: {_names(tuple(problem.names))}"
             )
     return absent
+
+
+def _present(problem: Problem, absent: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+    """The names of the clients that took part, and their number of rows."""
+    if not absent:
+        return tuple(problem.names), int(problem.n_rows.sum())
+    left_out = set(absent)
+    present = np.array([name not in left_out for name in problem.names])
+    clients = tuple(name for name in problem.names if name not in left_out)
+    return clients, int(problem.n_rows[present].sum())
 
 
 # --- printing -------------------------------------------------------------------------------------

@@ -28,6 +28,15 @@ from fedexact.theory.summary import Prediction, predict
 PLAIN_WIDTH = 100  # columns where the output is not a terminal
 INTERRUPTED = 130  # exit code after Ctrl-C
 
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        envvar="FEDEXACT_CACHE",
+        help="Keep compiled programs in this folder: the next run starts sooner.",
+    ),
+]
+
 app = typer.Typer(
     name="fedexact",
     help="Federated optimisation that lands on the exact pooled answer, and proves it.",
@@ -92,8 +101,11 @@ def run(
         typer.Option(min=0, max=2**63 - 1, help="Instead of the file's seeds; may be repeated."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    cache: Cache = None,
 ) -> None:
     """Run an experiment: a table of who lands on the pooled answer, a figure, the results."""
+    if cache:
+        fx.cache_programs(cache)
     asked = _asked(experiment, seed)
     folder = out or Path("results") / experiment.stem
     console = _console(quiet)
@@ -135,10 +147,13 @@ def theory(
         list[int] | None,
         typer.Option(min=0, max=2**63 - 1, help="Instead of the file's seeds; may be repeated."),
     ] = None,
+    cache: Cache = None,
 ) -> None:
     """Predict, without running: where each algorithm ends up, how fast, at what cost."""
     if not 0.0 < tol < 1.0:
         raise InputError(f"--tol must be between 0 and 1, got {tol:g}")
+    if cache:
+        fx.cache_programs(cache)
     asked = _asked(experiment, seed)
     console = _console()
     with _working(console, "reading the data, computing the pooled solution"):

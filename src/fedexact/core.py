@@ -104,9 +104,14 @@ def root_key(seed: int) -> Array:
     return jax.random.key(seed)
 
 
+def round_key(root: Array, round: Array | int) -> Array:
+    """fold_in(root, round): what the keys of a round's clients are derived from."""
+    return jax.random.fold_in(root, round)
+
+
 def client_key(root: Array, round: Array | int, client: Array | int) -> Array:
     """fold_in(fold_in(root, round), client): whatever the cohort, the engine, the order."""
-    return jax.random.fold_in(jax.random.fold_in(root, round), client)
+    return jax.random.fold_in(round_key(root, round), client)
 
 
 # --- one client's objective -----------------------------------------------------------------------
@@ -142,21 +147,68 @@ class Prox(Protocol):
 # --- what is known before round 0 -----------------------------------------------------------------
 
 
-class Constants(NamedTuple):
+class Pooled(NamedTuple):
+    """Constants of the smooth part F of the pooled objective."""
+
+    L: float  # smoothness; 1 where F is flat
+    l: float  # strong convexity  # noqa: E741 - the papers' symbol
+    conditioning: float  # condition number of the Hessian at x = 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Constants:
     """Smoothness and strong convexity of the scaled client objectives f_k (N w_k times the client's
-    own) and of the smooth part F of the pooled objective, (1/N) sum_k f_k."""
+    own) and of the smooth part F of the pooled objective, (1/N) sum_k f_k.
+
+    Those that take a pass over the rows are found when they are first read.
+    """
 
     L_k: np.ndarray  # (N,)
-    row_L_k: np.ndarray  # (N,) n_k times that of the steepest row  # noqa: N815
     l_k: np.ndarray  # (N,)
-    L: float  # max_k L_k; 1 where all are flat, since any step will do
-    l: float  # min_k l_k  # noqa: E741 - the papers' symbol
-    kappa: float  # L / l, inf when l = 0
-    L_F: float  # smoothness of F; 1 where it is flat
-    l_F: float  # strong convexity of F  # noqa: N815
     global_: bool  # False where the loss has no global L and L_k is that of a reference point
     convex: bool  # False where the loss is not known to be convex
-    conditioning: float  # condition number of the Hessian of F at x = 0: a guide for defaults only
+    find_row_L_k: Callable[[], np.ndarray]  # noqa: N815
+    find_pooled: Callable[[], Pooled]
+
+    @property
+    def L(self) -> float:  # noqa: N802
+        """max_k L_k; 1 where all are flat, since any step will do."""
+        return float(np.max(self.L_k)) or 1.0
+
+    @property
+    def l(self) -> float:  # noqa: E743
+        """min_k l_k."""
+        return float(np.min(self.l_k))
+
+    @property
+    def kappa(self) -> float:
+        """L / l, inf when l = 0."""
+        return float(np.max(self.L_k)) / self.l if self.l > 0 else np.inf
+
+    @functools.cached_property
+    def row_L_k(self) -> np.ndarray:  # noqa: N802
+        """(N,) n_k times the smoothness of the steepest row of f_k."""
+        return self.find_row_L_k()
+
+    @functools.cached_property
+    def pooled(self) -> Pooled:
+        """Those of F."""
+        return self.find_pooled()
+
+    @property
+    def L_F(self) -> float:  # noqa: N802
+        """Smoothness of F; 1 where it is flat."""
+        return self.pooled.L
+
+    @property
+    def l_F(self) -> float:  # noqa: N802
+        """Strong convexity of F."""
+        return self.pooled.l
+
+    @property
+    def conditioning(self) -> float:
+        """Condition number of the Hessian of F at x = 0: a guide for defaults only."""
+        return self.pooled.conditioning
 
 
 class Pattern(Protocol):

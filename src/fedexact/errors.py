@@ -27,6 +27,10 @@ class DivergenceWarning(UserWarning):
     """A run was stopped because it diverged; the last good state was kept."""
 
 
+class IdleCoresWarning(UserWarning):
+    """JAX was started with fewer CPU devices than there are cores: says how to use them all."""
+
+
 def check_positive(what: str, value: Any) -> None:
     """Raises InputError unless `value` is a positive finite number.
 

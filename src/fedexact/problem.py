@@ -8,7 +8,9 @@ algorithm is written in the unweighted form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -16,12 +18,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedexact.core import Constants, in_float64
+from fedexact.clients import Clients
+from fedexact.core import Constants, Pooled, float64, in_float64
+from fedexact.devices import fetch
 from fedexact.errors import InputError, check_choice, check_nonnegative
-from fedexact.layout import Layout, read_clients, sum_over_clients
+from fedexact.layout import Layout, clients_layout
 from fedexact.losses import CustomLoss, Loss, Multinomial, Rows, make_loss
-from fedexact.oracles import RowOracle, factorise
+from fedexact.oracles import RowOracle, Stack
+from fedexact.parts import Part, Parts, mapped
 from fedexact.regularizers import OnCoordinates, Regularizer, Zero, make_regularizer
+from fedexact.streams import sum_over_clients, sum_over_rows
 
 NEWTON_LIMIT = 500  # the largest d for which (d, d) factorisations per client are worth their cost
 
@@ -32,8 +38,8 @@ class Problem:
     """Clients, loss, weights and regulariser: what "the pooled answer" means.
 
     Args:
-        clients: sequence of (X, y), one per client; X (n_k, p), y (n_k,), array-like. Sizes may
-            differ, n_k >= 1.
+        clients: sequence of (X, y), one per client; X (n_k, p) array-like or scipy.sparse,
+            y (n_k,). Sizes may differ, n_k >= 1. Or a `Clients`, all rows in one array.
         loss: "squared", "logistic", "multinomial", "poisson", "huber", a Loss, or a JAX function
             of (x, rows) that returns the loss of each row.
         regularizer: g, for example `fx.L1(0.1)`; acts on all coefficients but the intercept.
@@ -54,6 +60,9 @@ class Problem:
         names: client names, used in every message.
         feature_names: names of the columns of X; the attribute names the d coefficients.
         shards: over how many JAX devices the clients are spread; chosen by size if left out.
+        in_memory: whether the rows are kept in memory. If left out they are, but for a memory map
+            larger than half of the machine's memory: then only the rows of a stretch of rounds'
+            participants are read, one stretch after the other, and sums go through all rows.
 
     Raises:
         InputError: naming the client, the column and the value.
@@ -62,7 +71,7 @@ class Problem:
     @in_float64
     def __init__(
         self,
-        clients: Sequence[tuple[Any, Any]],
+        clients: Sequence[tuple[Any, Any]] | Clients,
         loss: str | Loss | Callable[..., Any] = "squared",
         regularizer: Regularizer | str | None = None,
         l2: float = 0.0,
@@ -72,48 +81,63 @@ class Problem:
         names: Sequence[str] | None = None,
         feature_names: Sequence[str] | None = None,
         shards: int | None = None,
+        in_memory: bool | None = None,
     ) -> None:
         check_nonnegative("l2", l2)
         check_choice("reduction", reduction, ("mean", "sum"))
-        data = read_clients(clients, names, feature_names, fit_intercept)
+        data = Clients.of(clients, names, feature_names)
+        if fit_intercept:
+            data = data.with_intercept()
         self.names = data.names
-        self.n_clients, self.n_features = len(data.names), data.X[0].shape[1]
-        self.n_rows = np.array([len(y) for y in data.y])
+        self.n_clients, self.n_features = len(data.names), data.n_features
+        self.n_rows = data.n_rows
         self.fit_intercept, self.reduction, self.l2 = fit_intercept, reduction, float(l2)
-        self.loss = make_loss(loss, n_classes=_count_classes(data.y))
-        where = [f"client {name!r}" for name in self.names]
-        y = [self.loss.check_targets(*pair) for pair in zip(data.y, where, strict=True)]
+        self.loss = make_loss(loss, n_classes=int(np.max(data.y)) + 1)
+        self.data = data.with_targets(_check_targets(self.loss, data))
         self.dim = self.loss.dim(self.n_features)
         if isinstance(self.loss, CustomLoss):
-            self.loss.check(Rows(cast(Any, data.X[0]), cast(Any, y[0])), where[0])
+            X, y = next(self.data.pairs())
+            self.loss.check(Rows(X, cast(Any, y)), f"client {self.names[0]!r}")
 
         self.feature_names = _coefficients(self.loss, data.feature_names, self.dim, fit_intercept)
         penalised = _penalised(self.dim, self.n_features, fit_intercept)
         self.ridge = np.where(penalised, self.l2, 0.0)
         self.regularizer = _restrict(make_regularizer(regularizer), penalised)
         self.weights, self.w = _client_weights(weights, reduction, self.n_rows, self.names)
-        self.fingerprint = data.fingerprint(self.w)
-        scale = self.n_clients * self.w / (self.n_rows if reduction == "mean" else 1.0)
+        self.row_weight = self.n_clients * self.w / (self.n_rows if reduction == "mean" else 1.0)
 
-        self.layout = Layout(self.n_rows, self.n_features, shards)
-        self.oracles = self.layout.place(
-            _stack(self.loss, self.ridge, rows, weight, n_rows, self._prox_method)
-            for rows, weight, n_rows in self.layout.stacks(data.X, y, scale)
-        )
-
-    @property
-    def _prox_method(self) -> str:
-        if self.dim > NEWTON_LIMIT:
-            return "gradient"
-        return "factored" if self.loss.quadratic else "newton" if self.loss.newton else "gradient"
+        in_memory = _fits(self.data) if in_memory is None else in_memory
+        if self.data.sparse and not in_memory:
+            raise InputError("in_memory=False: a sparse X cannot stay on the disk; leave it out")
+        if in_memory:
+            self.data = self.data.in_memory()
+        layout = clients_layout(self.data, self.dim, shards if in_memory else 1)
+        self._parts = Parts(self.data, layout, self.loss, self.ridge, self.row_weight, in_memory)
 
     @cached_property
-    @in_float64
-    def prox_oracles(self) -> tuple[RowOracle, ...]:
-        """The oracles with what their prox needs: quadratics factored once per client."""
-        if self._prox_method != "factored":
-            return self.oracles
-        return self.layout.place(factorise(oracle) for oracle in self.oracles)
+    def fingerprint(self) -> str:
+        """Tells these rows, in this order and with these client weights, from any others."""
+        return self.data.fingerprint(self.w)
+
+    # --- the clients' oracles on the devices ----------------------------------------------------
+
+    @property
+    def layout(self) -> Layout:
+        """Where the clients lie."""
+        return self._parts.layout
+
+    @property
+    def oracles(self) -> Stack:
+        """The oracles of all clients."""
+        return self.part().oracles
+
+    def part(self, ids: np.ndarray | None = None, prox: bool = False) -> Part:
+        """The oracles of the clients `ids`, or more, on the devices; of everybody if left out.
+        Ready for proxes where `prox`.
+
+        Raises InputError for everybody where the rows stay on the disk.
+        """
+        return self._parts.part(ids, prox)
 
     # --- sums over the clients, streaming -------------------------------------------------------
 
@@ -121,25 +145,62 @@ class Problem:
     def sum_over_clients(self, fn: Callable[..., Any], *args: Any) -> Any:
         """sum_k fn(oracle_k, *args) as NumPy, one client's rows at a time; `fn` a module-level
         function of an oracle and arrays (it is compiled once)."""
-        total = sum_over_clients(fn, self.layout, self.oracles, *args)
-        return jax.tree.map(np.asarray, total)
+        return self._sum(sum_over_clients, fn, args)
+
+    @in_float64
+    def map_clients(
+        self, fn: Callable[..., Any], *args: Any, shared: tuple[Any, ...] = (), prox: bool = False
+    ) -> Any:
+        """(N, ...) fn(oracle_k, arg_k, ..., *shared) in client order as NumPy, `args` (N, ...);
+        the oracles are ready for proxes where `prox`."""
+        found = [
+            jax.tree.map(
+                lambda a, part=part: part.layout.in_client_order(fetch(a)),
+                mapped(part, fn, tuple(part.of(np.asarray(a)) for a in args), shared),
+            )
+            for part in self._parts.each(prox)
+        ]
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+
+    def sum_over_rows(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """The same sum for an fn that is a weighted sum over rows, the ridges left out."""
+        with float64():
+            return self._sum(sum_over_rows, fn, args)
+
+    def _sum(self, over: Callable[..., Any], fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        totals = (
+            over(fn, part.layout.mesh, part.oracles, part.layout.first, args)
+            for part in self._parts.each()
+        )
+        return functools.reduce(
+            lambda a, b: jax.tree.map(np.add, a, b),
+            (jax.tree.map(np.asarray, total) for total in totals),
+        )
 
     def value(self, x: Any) -> float:
         """F(x), the smooth part."""
-        return float(self._mean(_value, x))
+        x = self.check_model(x)
+        return float(self.sum_over_rows(_value, x)) / self.n_clients + self._ridge_value(x)
 
     def grad(self, x: Any) -> np.ndarray:
         """(d,) gradient of F."""
-        return self._mean(_grad, x)
+        x = self.check_model(x)
+        return self.sum_over_rows(_grad, x) / self.n_clients + self.ridge * x
 
     def value_and_grad(self, x: Any) -> tuple[float, np.ndarray]:
         """F(x) and its (d,) gradient in one pass."""
-        value, grad = self._mean(_value_and_grad, x)
-        return float(value), grad
+        x = self.check_model(x)
+        value, grad = self.sum_over_rows(_value_and_grad, x)
+        N = self.n_clients
+        return float(value) / N + self._ridge_value(x), grad / N + self.ridge * x
 
     def hessian(self, x: Any) -> np.ndarray:
         """(d, d) Hessian of F."""
-        return self._mean(_hessian, x)
+        x = self.check_model(x)
+        return self.sum_over_rows(_hessian, x) / self.n_clients + np.diag(self.ridge)
+
+    def _ridge_value(self, x: np.ndarray) -> float:
+        return 0.5 * float(self.ridge @ (x * x))
 
     def objective(self, x: Any) -> float:
         """F(x) + g(x)."""
@@ -148,24 +209,27 @@ class Problem:
     @in_float64
     def penalty(self, x: Any) -> float:
         """g(x)."""
+        if isinstance(self.regularizer, Zero):
+            return 0.0
         return float(self.regularizer.value(jnp.asarray(x, float)))
 
     @in_float64
     def prox(self, v: np.ndarray, step: float) -> np.ndarray:
         """(d,) argmin_u g(u) + |u - v|^2 / (2 step)."""
+        if isinstance(self.regularizer, Zero):
+            return v
         return np.asarray(self.regularizer.prox(jnp.asarray(v), step))
 
     def loss_sum(self, x: Any) -> float:
         """Sum over all rows of the loss, each row once, without ridge."""
-        return float(self.sum_over_clients(_row_loss, self.check_model(x)))
+        return float(self.sum_over_rows(_row_loss, self.check_model(x)))
 
     def information(self, x: Any) -> np.ndarray:
         """(d, d) sum over all rows of the Hessian of the loss, each row once, without ridge."""
-        return self.sum_over_clients(_row_hessian, self.check_model(x))
-
-    def _mean(self, fn: Callable[..., Any], x: Any) -> Any:
-        total = self.sum_over_clients(fn, self.check_model(x))
-        return jax.tree.map(lambda a: a / self.n_clients, total)
+        x = self.check_model(x)
+        if np.ptp(self.row_weight) == 0.0:  # the Hessian of F in other units: no other program
+            return self.sum_over_rows(_hessian, x) / self.row_weight[0]
+        return self.sum_over_rows(_row_hessian, x)
 
     def check_model(self, x: Any) -> np.ndarray:
         """x as a (d,) float64 array; InputError for another length or a non-finite value."""
@@ -188,29 +252,27 @@ class Problem:
         return self._constants
 
     @cached_property
-    @in_float64
     def _constants(self) -> Constants:
-        L_k, l_k = (
-            self.layout.in_client_order([np.asarray(getattr(o, field)) for o in self.oracles])
-            for field in ("smoothness", "strong_convexity")
-        )
-        row_L_k = self.layout.in_client_order(
-            [np.asarray(_row_smoothness(oracle)) for oracle in self.oracles]
-        )
-        L_F, l_F, conditioning = float(np.mean(L_k)), float(np.mean(l_k)), 100.0
+        return Constants(
+            self._parts.L_k, self._parts.l_k, self.loss.global_smooth, self.loss.newton,
+            lambda: self.map_clients(_row_smoothness), self._pooled_constants,
+        )  # fmt: skip
+
+    def _pooled_constants(self) -> Pooled:
+        L, l = float(np.mean(self._parts.L_k)), float(np.mean(self._parts.l_k))  # noqa: E741
+        conditioning = 100.0
         if self.dim <= NEWTON_LIMIT:
-            bound = self._mean(_curvature_matrix, np.zeros(self.dim))
-            L_F = min(L_F, float(np.linalg.norm(bound, 2)))
-            spectrum = np.linalg.eigvalsh(self.hessian(np.zeros(self.dim)))
+            bound, H = (
+                matrix / self.n_clients + np.diag(self.ridge)
+                for matrix in self.sum_over_rows(_curvature_matrices, np.zeros(self.dim))
+            )
+            L = min(L, float(np.max(np.abs(np.linalg.eigvalsh(bound)))))
+            spectrum = np.linalg.eigvalsh(H)
             if self.loss.quadratic:
-                l_F = max(l_F, float(spectrum[0]) - 1e-14 * float(spectrum[-1]))
+                l = max(l, float(spectrum[0]) - 1e-14 * float(spectrum[-1]))  # noqa: E741
             if spectrum[-1] > 0:
                 conditioning = float(spectrum[-1] / max(spectrum[0], 1e-12 * spectrum[-1]))
-        L, l = float(np.max(L_k)), float(np.min(l_k))  # noqa: E741
-        return Constants(
-            L_k, row_L_k, l_k, L or 1.0, l, L / l if l > 0 else np.inf, L_F or 1.0, l_F,
-            self.loss.global_smooth, self.loss.newton, conditioning,
-        )  # fmt: skip
+        return Pooled(L or 1.0, l, conditioning)
 
     def target(self) -> str:
         """In words: what is minimised, over which rows, clients and weights."""
@@ -228,8 +290,19 @@ class Problem:
     def pooled(self) -> tuple[Rows, np.ndarray]:
         """All rows stacked in client order, and weights (n,) such that
         F(x) = sum_i weight_i loss_i(x) + 1/2 sum_j ridge_j x_j^2."""
-        X, y, weight = self.layout.rows_in_client_order(self.oracles)
-        return Rows(cast(Any, X), cast(Any, y)), weight / self.n_clients
+        X = self.data.X.toarray() if self.data.sparse else self.data.block(0, None)
+        return Rows(X, cast(Any, self.data.y)), self._pooled_weight()
+
+    def blocks(self, most: int = 65_536) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
+        """X, y and weights as in `pooled`, at most so many rows at a time; X dense, or CSR where
+        the clients' is sparse."""
+        weight = self._pooled_weight()
+        for begin in range(0, len(weight), most):
+            mine = slice(begin, begin + most)
+            yield self.data.block(begin, begin + most), self.data.y[mine], weight[mine]
+
+    def _pooled_weight(self) -> np.ndarray:
+        return np.repeat(self.row_weight / self.n_clients, self.n_rows)
 
     def __repr__(self) -> str:
         return f"Problem({self.target()})"
@@ -254,9 +327,8 @@ def _hessian(oracle: RowOracle, x: jax.Array) -> jax.Array:
     return oracle.hessian(x)
 
 
-def _curvature_matrix(oracle: RowOracle, x: jax.Array) -> jax.Array:
-    bound = oracle.loss.curvature_matrix(oracle.rows, oracle.weight)
-    return bound + jnp.diag(oracle.ridge)
+def _curvature_matrices(oracle: RowOracle, zero: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return oracle.loss.curvature_matrix(oracle.rows, oracle.weight), oracle.hessian(zero)
 
 
 def _unit(oracle: RowOracle) -> jax.Array:
@@ -274,52 +346,26 @@ def _row_hessian(oracle: RowOracle, x: jax.Array) -> jax.Array:
 # --- construction ---------------------------------------------------------------------------------
 
 
-def _stack(
-    loss: Loss, ridge: np.ndarray, rows: Rows, weight: np.ndarray, n_rows: np.ndarray, prox: str
-) -> RowOracle:
-    smoothness, convexity = _curvatures(loss, rows, weight, ridge)
-    return RowOracle(
-        loss=loss,
-        ridge=jnp.asarray(ridge),
-        rows=rows,
-        weight=jnp.asarray(weight),
-        n_rows=jnp.asarray(n_rows),
-        smoothness=smoothness,
-        strong_convexity=convexity,
-        factor=None,
-        prox_method=prox,
-    )
-
-
-@jax.jit
-def _curvatures(
-    loss: Loss, rows: Rows, weight: jax.Array, ridge: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """(slots,) smoothness and strong convexity of each client's f, ridge included."""
-
-    def one(client: tuple[Rows, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        L = loss.curvature(*client) + jnp.max(ridge)
-        l = loss.strong_curvature(*client) + jnp.min(ridge)  # noqa: E741 - the papers' symbol
-        if not loss.quadratic or ridge.size > NEWTON_LIMIT:
-            return L, l
-        # the ridge leaves the intercept out: the Hessian as a whole can still be definite
-        spectrum = jnp.linalg.eigvalsh(loss.curvature_matrix(*client) + jnp.diag(ridge))
-        rounding = weight.shape[-1] * jnp.finfo(ridge.dtype).eps * spectrum[-1]
-        whole = jnp.where(spectrum[0] > 2.0 * rounding, spectrum[0] - rounding, 0.0)
-        return jnp.minimum(L, spectrum[-1] + rounding), jnp.maximum(l, whole)
-
-    return jax.lax.map(one, (rows, weight))
-
-
-@jax.jit
 def _row_smoothness(oracle: RowOracle) -> jax.Array:
-    """(slots,) of each client of a stack."""
-    slots = jnp.arange(oracle.weight.shape[0])
-    return jax.lax.map(lambda j: oracle.client(j).row_smoothness(), slots)
+    return oracle.row_smoothness()
 
 
-def _count_classes(y: Sequence[np.ndarray]) -> int:
-    return int(max(np.max(v) for v in y)) + 1
+def _fits(data: Clients) -> bool:
+    """Whether rows are to be kept in memory."""
+    if not data.on_disk:
+        return True
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return data.X.shape[0] * data.n_features * 8 <= memory / 2
+
+
+def _check_targets(loss: Loss, data: Clients) -> np.ndarray:
+    """(n,) targets as the loss takes them; InputError naming the client of one it does not."""
+    try:
+        return loss.check_targets(data.y, "all clients")
+    except InputError:
+        for name, (_, y) in zip(data.names, data.pairs(), strict=True):
+            loss.check_targets(y, f"client {name!r}")
+        raise
 
 
 def _coefficients(loss: Loss, features: list[str], dim: int, fit_intercept: bool) -> list[str]:

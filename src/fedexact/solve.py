@@ -16,7 +16,7 @@ import pyarrow as pa
 from fedexact.certificate import certify
 from fedexact.core import Algorithm, Setting, in_float64, root_key
 from fedexact.engines import ENGINES, Engine, State
-from fedexact.engines.state import initial, oracles_for
+from fedexact.engines.state import initial, part_for
 from fedexact.errors import (
     CapabilityError,
     DivergenceWarning,
@@ -344,7 +344,7 @@ class _Run:
         mapping = [row["gradient_mapping"] for row in self.done.history[-2:]]
         if not np.isfinite(mapping[-1]):
             return True
-        return mapping[-1] > GROWTH * self.scale and mapping[-1] > mapping[0]
+        return mapping[-1] > mapping[0] and mapping[-1] > GROWTH * self.scale
 
     @cached_property
     def scale(self) -> float:
@@ -460,11 +460,15 @@ def bytes_per_visit(
 ) -> tuple[int, int]:
     """What one participant receives and sends in one round, without running it."""
     client = jax.tree.map(lambda a: a[0], clients)
-    oracle = oracles_for(algorithm, problem)[0].client(0)
+    stack = part_for(algorithm, problem, np.zeros(1, int)).oracles
     pulled = jax.eval_shape(algorithm.pull, server, 0)
-    _, upload = jax.eval_shape(algorithm.local, client, pulled, oracle, root_key(0))
+
+    def upload(client: Any, pulled: Any) -> Any:
+        return algorithm.local(client, pulled, stack.client(0), root_key(0))[1]
+
+    sent = jax.eval_shape(upload, client, pulled)
     model = _bytes(algorithm.model(server)) if algorithm.receives else 0
-    return _bytes(pulled) + model, _bytes(upload)
+    return _bytes(pulled) + model, _bytes(sent)
 
 
 def _bytes(tree: Any) -> int:

@@ -157,7 +157,7 @@ class DataTable(_Table):
     missing_values: list[str] | None = None
     delimiter: str | None = None
     n_features: Count | None = None
-    standardize: bool | list[str] = False
+    standardize: bool | Literal["scale"] | list[str] = False
 
     @model_validator(mode="after")
     def _one_source(self) -> DataTable:

@@ -10,7 +10,8 @@ from fedexact.data.federation import (
     from_parquet,
     from_table,
 )
-from fedexact.data.moments import Moments, Sums, client_sums, pooled_moments
+from fedexact.data.mapped import memory_map
+from fedexact.data.moments import Moments, Sums, client_sums, pooled_moments, sums_of_clients
 from fedexact.data.partition import (
     PARTITIONS,
     ByLabel,
@@ -45,5 +46,7 @@ __all__ = [
     "from_libsvm",
     "from_parquet",
     "from_table",
+    "memory_map",
     "pooled_moments",
+    "sums_of_clients",
 ]

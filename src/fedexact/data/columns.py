@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from fedexact.clients import LARGEST
 from fedexact.data.tables import kind, nearest, need_column
 from fedexact.errors import InputError
-from fedexact.layout import LARGEST
 
 TOO_LARGE = f"is larger than {LARGEST:g} in modulus, its square overflows; rescale the column"
 
@@ -58,19 +58,38 @@ class Features:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where each row came from, for messages."""
+    """Where each row came from: for messages, and for the clients of a federation."""
 
-    clients: Sequence[str] | None  # of each row
-    rows: np.ndarray  # number of the row in its file, from 1
+    names: Sequence[str]  # of the clients, none if rows have no client yet
+    owner: np.ndarray  # (n,) client of each row, 0 if there are none
+    rows: np.ndarray  # (n,) number of the row in its file, from 1
 
     def __call__(self, i: int) -> str:
-        who = "" if self.clients is None else f"client {self.clients[i]!r}, "
+        who = f"client {self.names[self.owner[i]]!r}, " if self.names else ""
         return f"{who}row {self.rows[i]}"
 
     def take(self, index: np.ndarray) -> Place:
         """The places of some of the rows."""
-        clients = None if self.clients is None else [self.clients[int(i)] for i in index]
-        return Place(clients, self.rows[index])
+        return Place(self.names, self.owner[index], self.rows[index])
+
+    def counts(self) -> np.ndarray:
+        """(N,) rows of each client; (1,) if there are none."""
+        return np.bincount(self.owner, minlength=len(self.names))
+
+
+def place_of(owners: pa.ChunkedArray, name: str) -> Place:
+    """Clients by the values of a column, in the order in which they first appear."""
+    if owners.null_count:
+        blank = int(np.argmax(owners.is_null().to_numpy()))
+        raise InputError(f"client column {name!r}: row {blank + 1} is blank")
+    owner, values = encoded(owners)
+    names = [str(value) for value in values]
+    return Place(names, owner, np.arange(1, len(owner) + 1))
+
+
+def no_place(n: int) -> Place:
+    """n rows without clients."""
+    return Place((), np.zeros(n, dtype=int), np.arange(1, n + 1))
 
 
 class Design(NamedTuple):
@@ -114,16 +133,17 @@ def design(table: pa.Table, columns: Sequence[str], spec: Features, place: Place
     for name in columns:
         column = table.column(name)
         if name in spec.categorical or name in spec.reference:
-            found = _levels(column, name, spec.reference.get(name))
+            cells = Texts(column)
+            found = _levels(cells, name, kind(column.type), spec.reference.get(name))
         elif kind(column.type) == "text":
-            _check_text(column, name, place)
-            found = _levels(column, name, None)
+            cells = Texts(column)
+            _check_text(cells, name, place)
+            found = _levels(cells, name, "text", None)
         else:
             blocks.append(numbers(column, name, place)[:, None])
             names.append(name)
             continue
-        text = np.asarray(_texts(column), dtype=object)
-        blocks.append(np.stack([text == level for level in found[1:]], axis=1).astype(float))
+        blocks.append(np.stack([cells.equal(level) for level in found[1:]], axis=1))
         names += [f"{name}[{level}]" for level in found[1:]]
         levels[name] = found
     return Design(np.concatenate(blocks, axis=1), tuple(names), levels)
@@ -155,21 +175,20 @@ def target_values(
     """(n,) float64 target of complete rows, and the classes 0, 1, ... of a text target."""
     name, text = spec.column, kind(column.type) == "text"
     if spec.equals is not None and (text or isinstance(spec.equals, str)):
-        found = _texts(column)
-        if str(spec.equals) not in found:
-            known = sorted(set(found))
+        cells = Texts(column)
+        if str(spec.equals) not in cells.values:
             raise InputError(
                 f"target.equals: no row has {name} = {spec.equals!r}"
-                f"{nearest(str(spec.equals), known)} (values: {', '.join(known[:20])})"
+                f"{nearest(str(spec.equals), cells.values)} "
+                f"(values: {', '.join(cells.values[:20])})"
             )
-        return np.array([value == str(spec.equals) for value in found], dtype=float), ()
+        return cells.equal(str(spec.equals)), ()
     if text and spec.above is not None:
         raise InputError(f"target.above: column {name!r} holds text; use target.equals")
     if text:
-        _check_text(column, name, place)
-        known = sorted(set(_texts(column)))
-        code = {level: float(i) for i, level in enumerate(known)}
-        return np.array([code[value] for value in _texts(column)]), tuple(known)
+        cells = Texts(column)
+        _check_text(cells, name, place)
+        return cells.code.astype(float), tuple(cells.values)
     values = numbers(column, name, place)
     if spec.above is not None:
         return (values > spec.above).astype(float), ()
@@ -178,15 +197,32 @@ def target_values(
 
 def event(y: np.ndarray, spec: Target) -> np.ndarray:
     """The event of a target that is a vector of numbers already."""
-    place = Place(None, np.arange(1, len(y) + 1))
-    return target_values(pa.chunked_array([y]), spec, place)[0]
+    return target_values(pa.chunked_array([y]), spec, no_place(len(y)))[0]
 
 
-def _texts(column: pa.ChunkedArray) -> list[str]:
-    """The cells as text."""
-    if kind(column.type) == "number":
-        column = column.cast(pa.float64(), safe=False)
-    return [as_text(value) for value in column.to_pylist()]
+def encoded(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
+    """(n,) code of each cell, and the distinct values in the order of their first row."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    encoded = column.combine_chunks().dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
+
+
+class Texts:
+    """The cells of a column as text: `values`, sorted, and the (n,) `code` of each cell."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        if kind(column.type) == "number":
+            column = column.cast(pa.float64(), safe=False)
+        code, values = encoded(column)
+        texts = [as_text(value) for value in values]
+        self.values = sorted(set(texts))
+        index = {text: i for i, text in enumerate(self.values)}
+        self.code = np.array([index[text] for text in texts], dtype=np.int64)[code]
+
+    def equal(self, text: str) -> np.ndarray:
+        """(n,) 1.0 where the cell is `text`, else 0.0."""
+        return (self.code == self.values.index(text)).astype(float)
 
 
 def as_text(value: str | bool | float) -> str:
@@ -196,22 +232,20 @@ def as_text(value: str | bool | float) -> str:
     return value if isinstance(value, str) else f"{value:.15g}"
 
 
-def _levels(column: pa.ChunkedArray, name: str, reference: str | None) -> tuple[str, ...]:
-    found = set(_texts(column))
-    as_numbers = kind(column.type) == "number"
-    levels = sorted(found, key=float) if as_numbers else sorted(found)
+def _levels(cells: Texts, name: str, what: str, reference: str | None) -> tuple[str, ...]:
+    levels = sorted(cells.values, key=float) if what == "number" else cells.values
     if len(levels) < 2:
         raise InputError(
             f"column {name!r} has the single level {levels[0]!r} in all complete rows; leave it out"
         )
-    if len(levels) > max(20, len(column) // 2):
+    if len(levels) > max(20, len(cells.code) // 2):
         raise InputError(
-            f"column {name!r} has {len(levels)} levels in {len(column)} rows: it looks like an "
+            f"column {name!r} has {len(levels)} levels in {len(cells.code)} rows: it looks like an "
             "identifier or free text; leave it out (features.exclude)"
         )
     if reference is None:
         return tuple(levels)
-    if reference not in found:
+    if reference not in levels:
         raise InputError(
             f"features.reference: column {name!r} has no level {reference!r}"
             f"{nearest(reference, levels)} (levels: {', '.join(levels)})"
@@ -219,18 +253,20 @@ def _levels(column: pa.ChunkedArray, name: str, reference: str | None) -> tuple[
     return (reference, *(level for level in levels if level != reference))
 
 
-def _check_text(column: pa.ChunkedArray, name: str, place: Place) -> None:
+def _check_text(cells: Texts, name: str, place: Place) -> None:
     """Refuses numbers mixed with text: a typing error in one cell turns a number column to text."""
-    number = [_is_number(value) for value in _texts(column)]
-    if any(number):
-        where = f"{place(number.index(True))} has the number {_texts(column)[number.index(True)]!r}"
-        if not all(number):
-            i = number.index(False)
-            where = f"{place(i)} has {_texts(column)[i]!r}, other rows have numbers"
-        raise InputError(
-            f"column {name!r} was read as text: {where}; correct the cell, list its spelling in "
-            f"missing_values, or declare features.categorical = [{name!r}]"
-        )
+    number = np.array([_is_number(value) for value in cells.values])[cells.code]
+    if not number.any():
+        return
+    i = int(np.argmax(number))
+    where = f"{place(i)} has the number {cells.values[cells.code[i]]!r}"
+    if not number.all():
+        i = int(np.argmin(number))
+        where = f"{place(i)} has {cells.values[cells.code[i]]!r}, other rows have numbers"
+    raise InputError(
+        f"column {name!r} was read as text: {where}; correct the cell, list its spelling in "
+        f"missing_values, or declare features.categorical = [{name!r}]"
+    )
 
 
 def _is_number(text: str) -> bool:

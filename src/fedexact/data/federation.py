@@ -4,13 +4,16 @@ done to the rows on the way."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import scipy.sparse
 
+from fedexact.clients import Clients
 from fedexact.data import libsvm, tables
 from fedexact.data.columns import (
     Features,
@@ -20,12 +23,16 @@ from fedexact.data.columns import (
     event,
     feature_columns,
     missing_cells,
+    no_place,
+    place_of,
     target_values,
 )
-from fedexact.data.moments import Moments, client_sums, pooled_moments
+from fedexact.data.moments import SCALE, Moments, pooled_moments, sparse_sums, sums_of_clients
 from fedexact.data.partition import Partition, PartitionRecord
 from fedexact.errors import InputError, check_choice
 from fedexact.problem import Problem
+
+Standardize: TypeAlias = bool | str | Sequence[str]
 
 MANY_FACTS = 6  # more remarks than this about constant columns become one
 
@@ -36,9 +43,7 @@ class Federation:
 
     source: str  # file, folder or bundled name
     target: str  # in words
-    clients: tuple[tuple[np.ndarray, np.ndarray], ...]  # (X (n_k, p), y (n_k,)) of each
-    names: tuple[str, ...]
-    feature_names: tuple[str, ...]
+    rows: Clients  # of all clients, one after the other
     dropped: tuple[int, ...]  # rows left out per client because a cell was missing
     missing: Mapping[str, Mapping[str, int]]  # client -> column -> missing cells
     levels: Mapping[str, tuple[str, ...]]  # categorical column -> levels, the reference first
@@ -47,24 +52,39 @@ class Federation:
     partition: PartitionRecord | None
     notes: tuple[str, ...]
 
+    @functools.cached_property
+    def clients(self) -> tuple[tuple[Any, np.ndarray], ...]:
+        """(X (n_k, p), y (n_k,)) of each client; X is sparse where the data are."""
+        return tuple(self.rows.pairs())
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the clients."""
+        return tuple(self.rows.names)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Of the columns of X."""
+        return tuple(self.rows.feature_names)
+
     @property
     def n_rows(self) -> np.ndarray:
         """(N,) rows used per client."""
-        return np.array([len(y) for _, y in self.clients])
+        return self.rows.n_rows
 
     def problem(self, **settings: Any) -> Problem:
         """`fx.Problem` on these rows with these names; `settings` are its other arguments."""
-        return Problem(self.clients, names=self.names, feature_names=self.feature_names, **settings)
+        return Problem(self.rows, **settings)
 
 
 class _Rows(NamedTuple):
     """Complete rows as numbers, and where they came from."""
 
-    X: np.ndarray  # (n, p)
+    X: Any  # (n, p) array or csr_array
     y: np.ndarray  # (n,)
     columns: Sequence[str]
-    clients: list[str] | None  # client of each complete row
-    everyone: list[str]  # client of each row, complete or not
+    place: Place
+    total: np.ndarray  # (N,) rows of each client, complete or not
     missing: dict[str, dict[str, int]]
     levels: dict[str, tuple[str, ...]]
     classes: tuple[str, ...]
@@ -78,7 +98,7 @@ def from_table(
     partition: Partition | None = None,
     features: Features | Sequence[str] | None = None,
     missing: str = "drop",
-    standardize: bool | Sequence[str] = False,
+    standardize: Standardize = False,
     source: str = "table",
     notes: Sequence[str] = (),
 ) -> Federation:
@@ -86,14 +106,14 @@ def from_table(
 
     Rows with a missing target or feature are left out and counted, or refused with
     missing="error". `standardize` moves and scales all columns of X, or those named, to pooled mean
-    0 and standard deviation 1. Raises InputError naming client, row, column and value.
+    0 and standard deviation 1; "scale" scales all that vary and moves none. Raises InputError
+    naming client, row, column and value.
     """
     _check_split(client, partition, source)
-    owners, taken = None, ()
+    place, taken = no_place(table.num_rows), ()
     if client is not None:
         tables.need_column(table, client, "client", source)
-        owners, taken = _owners(table.column(client), client), (client,)
-    place = Place(owners, np.arange(1, table.num_rows + 1))
+        place, taken = place_of(table.column(client), client), (client,)
     rows = _rows(table, place, _target(target), _features(features), missing, source, taken)
     return _federation(rows, partition, standardize, source, _target(target), notes)
 
@@ -124,13 +144,14 @@ def from_folder(
     delimiter: str | None = None,
     features: Features | Sequence[str] | None = None,
     missing: str = "drop",
-    standardize: bool | Sequence[str] = False,
+    standardize: Standardize = False,
 ) -> Federation:
     """A folder with one CSV or Parquet file per client, named by the file; columns must agree."""
     parts = tables.read_folder_tables(path, missing_values, delimiter)
-    owners = [name for name, part in parts.items() for _ in range(part.num_rows)]
-    numbers = np.concatenate([np.arange(1, part.num_rows + 1) for part in parts.values()])
-    table, place = pa.concat_tables(parts.values()), Place(owners, numbers)
+    sizes = [part.num_rows for part in parts.values()]
+    numbers = np.concatenate([np.arange(1, size + 1) for size in sizes])
+    place = Place(list(parts), np.repeat(np.arange(len(parts)), sizes), numbers)
+    table = pa.concat_tables(parts.values())
     rows = _rows(table, place, _target(target), _features(features), missing, str(path))
     return _federation(rows, None, standardize, str(path), _target(target), ())
 
@@ -141,25 +162,29 @@ def from_libsvm(
     target: Target | None = None,
     partition: Partition | None = None,
     n_features: int | None = None,
-    standardize: bool | Sequence[str] = False,
+    standardize: Standardize = False,
 ) -> Federation:
     """A LIBSVM file, dealt out by a partition, or a folder with one such file per client.
 
-    The columns are x1, x2, ...; `n_features` may be given when the last ones do not occur. Needs
-    the extra `fedexact[libsvm]`. Raises InputError naming the file.
+    The columns are x1, x2, ...; `n_features` may be given when the last ones do not occur. Rows
+    with less than a tenth of nonzeros, or too many for a dense array of 4 GB, stay sparse; of the
+    standardisations, sparse rows allow standardize="scale" only. Needs the extra
+    `fedexact[libsvm]`. Raises InputError naming the file.
     """
     target = target or Target("y")
     if Path(path).is_dir() == (partition is not None):
         raise InputError(
             f"{path}: a LIBSVM file needs a partition into clients, and a folder of them none"
         )
-    parts = libsvm.read(path, n_features)
-    X, y = (np.concatenate([part[i] for part in parts.values()]) for i in (0, 1))
-    clients = [name for name, part in parts.items() for _ in part[1]]
+    found = libsvm.read(path, n_features)
+    X, y = found.X, event(found.y, target)
     columns = [f"x{j + 1}" for j in range(X.shape[1])]
-    owners = None if partition is not None else clients
-    rows = _Rows(X, event(y, target), columns, owners, clients, {}, {}, ())
-    return _federation(rows, partition, standardize, str(path), target, ())
+    place = no_place(len(y))
+    if partition is None:
+        owner = np.repeat(np.arange(len(found.names)), found.n_rows)
+        place = Place(found.names, owner, place.rows)
+    rows = _Rows(X, y, columns, place, place.counts(), {}, {}, ())
+    return _federation(rows, partition, standardize, str(path), target, found.note)
 
 
 def _rows(
@@ -174,54 +199,50 @@ def _rows(
     check_choice("missing", missing, ("drop", "error"))
     tables.need_column(table, target.column, "target", source)
     columns = feature_columns(table, features, (target.column, *taken), source)
-    everyone = list(place.clients or [""] * table.num_rows)
     blank = missing_cells(table, [*columns, target.column])
-    counts = _count_missing(blank, [*columns, target.column], everyone)
+    counts = _count_missing(blank, [*columns, target.column], place)
     if missing == "error":
-        _refuse_missing(blank, [*columns, target.column], place, counts)
+        _refuse_missing(blank, [*columns, target.column], place)
     complete = np.flatnonzero(~blank.any(axis=1))
-    _need_complete_rows(everyone, complete, counts)
-    kept, place = table.take(pa.array(complete)), place.take(complete)
-    found = design(kept, columns, features, place)
-    y, classes = target_values(kept.column(target.column), target, place)
-    clients = None if place.clients is None else list(place.clients)
-    return _Rows(found.X, y, found.names, clients, everyone, counts, found.levels, classes)
+    total = place.counts()
+    if len(complete) < table.num_rows:
+        table, place = table.take(pa.array(complete)), place.take(complete)
+        _need_complete_rows(place, total, counts)
+    found = design(table, columns, features, place)
+    y, classes = target_values(table.column(target.column), target, place)
+    return _Rows(found.X, y, found.names, place, total, counts, found.levels, classes)
 
 
 def _federation(
     rows: _Rows,
     partition: Partition | None,
-    standardize: bool | Sequence[str],
+    standardize: Standardize,
     source: str,
     target: Target,
     notes: Sequence[str],
 ) -> Federation:
-    lost = len(rows.everyone) - len(rows.y)
     if partition is not None:
         parts = partition.split(rows.y)
+        n_rows, order = np.array([len(part) for part in parts]), np.concatenate(parts)
         names = [f"client {k:0{len(str(len(parts) - 1))}d}" for k in range(len(parts))]
-        dropped = [0] * len(parts)
+        dropped = np.zeros(len(parts), dtype=int)
         made = partition.record(rows.y, parts)
-        notes = [*notes, *_lost_before(lost)]
+        notes = [*notes, *_lost_before(int(rows.total.sum()) - len(rows.y))]
     else:
-        assert rows.clients is not None
-        names = list(dict.fromkeys(rows.everyone))
-        parts = _groups(rows.clients, names)
-        total = [len(part) for part in _groups(rows.everyone, names)]
-        dropped = [t - len(part) for t, part in zip(total, parts, strict=True)]
-        made = None
-        notes = [*notes, *_constant_columns(rows, names, parts)]
+        n_rows, order = rows.place.counts(), np.argsort(rows.place.owner, kind="stable")
+        names, dropped, made = rows.place.names, rows.total - n_rows, None
+    X, y = rows.X[order], rows.y[order]
+    if partition is None:
+        notes = [*notes, *_constant_columns(X, n_rows, rows.columns, names)]
     if rows.classes:
         coded = ", ".join(f"{level} = {i}" for i, level in enumerate(rows.classes))
         notes = [*notes, f"classes of the target: {coded}"]
-    moments = _moments([rows.X[part] for part in parts], rows.columns, standardize)
+    moments = _moments(X, n_rows, rows.columns, standardize)
     return Federation(
         source=source,
         target=target.describe(),
-        clients=tuple((moments.apply(rows.X[part]), rows.y[part]) for part in parts),
-        names=tuple(names),
-        feature_names=tuple(rows.columns),
-        dropped=tuple(dropped),
+        rows=Clients(moments.apply(X), y, n_rows, names, rows.columns),
+        dropped=tuple(dropped.tolist()),
         missing=rows.missing,
         levels=rows.levels,
         classes=rows.classes,
@@ -232,12 +253,23 @@ def _federation(
 
 
 def _moments(
-    Xs: Sequence[np.ndarray], columns: Sequence[str], standardize: bool | Sequence[str]
+    X: Any, n_rows: np.ndarray, columns: Sequence[str], standardize: Standardize
 ) -> Moments:
-    if not isinstance(standardize, bool):
+    if isinstance(standardize, str):
+        check_choice("standardize", standardize, (SCALE,))
+    elif not isinstance(standardize, bool):
+        known = set(columns)
         for name in standardize:
-            check_choice("standardize", name, columns)
-    return pooled_moments([client_sums(X) for X in Xs], columns, standardize)
+            if name not in known:
+                check_choice("standardize", name, columns)
+    if not scipy.sparse.issparse(X):
+        return pooled_moments(sums_of_clients(X, n_rows), columns, standardize)
+    if standardize and standardize != SCALE:
+        raise InputError(
+            "standardize moves the columns, which would fill the zeros of these sparse rows; leave "
+            f"it out, or set standardize = {SCALE!r}, which divides by the standard deviation only"
+        )
+    return pooled_moments(sparse_sums(X), columns, standardize)
 
 
 def _target(target: Target | str) -> Target:
@@ -262,58 +294,39 @@ def _check_split(client: str | None, partition: Partition | None, source: str) -
         )
 
 
-def _owners(column: pa.ChunkedArray, name: str) -> list[str]:
-    values = column.to_pylist()
-    if None in values:
-        raise InputError(f"client column {name!r}: row {values.index(None) + 1} is blank")
-    return [str(value) for value in values]
-
-
-def _groups(owners: Sequence[str], names: Sequence[str]) -> list[np.ndarray]:
-    """For each name the indices of its rows, ascending."""
-    index = {name: k for k, name in enumerate(names)}
-    owner = np.array([index[o] for o in owners], dtype=int)
-    order = np.argsort(owner, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(owner, minlength=len(names)))[:-1])
-
-
 def _count_missing(
-    blank: np.ndarray, columns: Sequence[str], everyone: Sequence[str]
+    blank: np.ndarray, columns: Sequence[str], place: Place
 ) -> dict[str, dict[str, int]]:
-    names = list(dict.fromkeys(everyone))
-    counts = {}
-    for name, part in zip(names, _groups(everyone, names), strict=True):
-        per_column = blank[part].sum(axis=0)
-        counts[name] = {c: int(m) for c, m in zip(columns, per_column, strict=True) if m}
-    return counts
+    names = place.names or [""]
+    counts: list[dict[str, int]] = [{} for _ in names]
+    row, column = np.nonzero(blank)
+    cells, times = np.unique(place.owner[row] * len(columns) + column, return_counts=True)
+    for cell, count in zip(cells.tolist(), times.tolist(), strict=True):
+        k, j = divmod(cell, len(columns))
+        counts[k][columns[j]] = count
+    return dict(zip(names, counts, strict=True))
 
 
-def _refuse_missing(
-    blank: np.ndarray,
-    columns: Sequence[str],
-    place: Place,
-    counts: Mapping[str, Mapping[str, int]],
-) -> None:
+def _refuse_missing(blank: np.ndarray, columns: Sequence[str], place: Place) -> None:
     for i, j in np.argwhere(blank)[:1].tolist():
-        total = sum(sum(per_column.values()) for per_column in counts.values())
         raise InputError(
-            f"{place(i)}: column {columns[j]!r} is missing ({total} missing cells in all); fill it "
-            'in, leave the column out, or set missing = "drop" to leave out incomplete rows'
+            f"{place(i)}: column {columns[j]!r} is missing ({np.count_nonzero(blank)} missing "
+            'cells in all); fill it in, leave the column out, or set missing = "drop" to leave out '
+            "incomplete rows"
         )
 
 
 def _need_complete_rows(
-    everyone: Sequence[str], complete: np.ndarray, counts: Mapping[str, Mapping[str, int]]
+    place: Place, total: np.ndarray, counts: Mapping[str, Mapping[str, int]]
 ) -> None:
-    has_rows = {everyone[i] for i in complete.tolist()}
-    for name, per_column in counts.items():
-        if name not in has_rows:
-            who = f"client {name!r}" if name else "the table"
-            cells = ", ".join(f"{c} in {m}" for c, m in per_column.items())
-            raise InputError(
-                f"{who} has no complete row (of {everyone.count(name)} rows, missing: {cells}); "
-                "leave out the columns it does not have, or the client"
-            )
+    for k in np.flatnonzero(place.counts() == 0).tolist()[:1]:
+        name = place.names[k] if place.names else ""
+        who = f"client {name!r}" if place.names else "the table"
+        cells = ", ".join(f"{c} in {m}" for c, m in counts[name].items())
+        raise InputError(
+            f"{who} has no complete row (of {total[k]} rows, missing: {cells}); "
+            "leave out the columns it does not have, or the client"
+        )
 
 
 def _lost_before(lost: int) -> list[str]:
@@ -322,15 +335,22 @@ def _lost_before(lost: int) -> list[str]:
     return [f"{lost} rows with a missing cell were left out before the partition"]
 
 
-def _constant_columns(rows: _Rows, names: Sequence[str], parts: Sequence[np.ndarray]) -> list[str]:
-    """Columns that vary, but not at one client of ten rows or more: a sentinel, perhaps."""
-    varies = np.ptp(rows.X, axis=0) > 0
-    facts = []
-    for name, part in zip(names, parts, strict=True):
-        if len(part) >= 10 and len(names) > 1:
-            X: np.ndarray = rows.X[part]
-            for j in np.flatnonzero(varies & (np.ptp(X, axis=0) == 0)).tolist():
-                facts.append(f"{rows.columns[j]} is {X[0, j]:g} in all {len(part)} rows of {name}")
-    if len(facts) > MANY_FACTS:
-        return [f"{facts[0]}; {len(facts) - 1} more columns are constant at some client"]
+def _constant_columns(
+    X: Any, n_rows: np.ndarray, columns: Sequence[str], names: Sequence[str]
+) -> list[str]:
+    """Columns that vary, but not at one client of ten rows or more: a sentinel, perhaps. Of sparse
+    rows most columns do that."""
+    if len(names) == 1 or scipy.sparse.issparse(X):
+        return []
+    start = np.cumsum(n_rows) - n_rows
+    least, most = np.minimum.reduceat(X, start), np.maximum.reduceat(X, start)
+    varies = np.max(most, axis=0) > np.min(least, axis=0)
+    constant = (least == most) & varies[None, :] & (n_rows >= 10)[:, None]
+    places = np.argwhere(constant)
+    facts = [
+        f"{columns[j]} is {least[k, j]:g} in all {n_rows[k]} rows of {names[k]}"
+        for k, j in places[:MANY_FACTS].tolist()
+    ]
+    if len(places) > MANY_FACTS:
+        return [f"{facts[0]}; {len(places) - 1} more columns are constant at some client"]
     return facts

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 from fedexact.errors import InputError
 
+SCALE = "scale"  # standardize by the standard deviation only
 SMALLEST = 1e-140  # standard deviation: below, squares lose digits to underflow
 
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """What one client hands over."""
+    """What one client hands over; or what several do, with a leading axis of clients."""
 
-    count: int
+    count: int | np.ndarray
     total: np.ndarray  # (p,) sum of each column
     centred: np.ndarray  # (p,) sum of squares about the client's own mean
 
@@ -35,10 +38,18 @@ class Moments:
     mean: np.ndarray  # (p,)
     sd: np.ndarray  # (p,) divisor `count`, as np.std
     standardized: np.ndarray  # (p,) bool
+    centred: bool = True  # False: scaled only
 
-    def apply(self, X: np.ndarray) -> np.ndarray:
-        """(m, p) rows with the chosen columns moved and scaled to mean 0 and deviation 1."""
+    def apply(self, X: Any) -> Any:
+        """(m, p) rows with the chosen columns moved and scaled to mean 0 and deviation 1.
+
+        Columns that are scaled only keep their zeros, and a sparse X stays sparse.
+        """
+        if not self.standardized.any():
+            return X
         shift, scale = self._affine()
+        if scipy.sparse.issparse(X):
+            return scipy.sparse.csr_array((X.data / scale[X.indices], X.indices, X.indptr), X.shape)
         return (X - shift[None, :]) / scale[None, :]
 
     def to_original(self, fit_intercept: bool = True) -> np.ndarray:
@@ -61,7 +72,7 @@ class Moments:
         return matrix
 
     def _affine(self) -> tuple[np.ndarray, np.ndarray]:
-        shift = np.where(self.standardized, self.mean, 0.0)
+        shift = np.where(self.standardized & self.centred, self.mean, 0.0)
         return shift, np.where(self.standardized, self.sd, 1.0)
 
 
@@ -71,23 +82,55 @@ def client_sums(X: np.ndarray) -> Sums:
     return Sums(len(X), total, ((X - (total / len(X))[None, :]) ** 2).sum(axis=0))
 
 
+def sums_of_clients(X: np.ndarray, n_rows: np.ndarray) -> Sums:
+    """The sums of all clients from their rows (n, p) in client order, n_rows (N,) each."""
+    start = np.cumsum(n_rows) - n_rows
+    total = np.add.reduceat(X, start, axis=0)
+    centred = np.add.reduceat(
+        (X - np.repeat(total / n_rows[:, None], n_rows, axis=0)) ** 2, start, axis=0
+    )
+    return Sums(n_rows, total, centred)
+
+
+def sparse_sums(X: Any) -> Sums:
+    """The sums of all rows of a sparse matrix (n, p), as of one client."""
+    n, p = X.shape
+    total = np.bincount(X.indices, X.data, p)
+    mean = total / n
+    stored = np.bincount(X.indices, minlength=p)
+    away = np.bincount(X.indices, (X.data - mean[X.indices]) ** 2, p)
+    return Sums(n, total, away + (n - stored) * mean**2)
+
+
 def pooled_moments(
-    sums: Sequence[Sums], columns: Sequence[str], standardize: bool | Sequence[str] = True
+    sums: Sums | Sequence[Sums],
+    columns: Sequence[str],
+    standardize: bool | str | Sequence[str] = True,
 ) -> Moments:
-    """Merges the clients' sums exactly; `standardize` names the columns to standardise, or all.
+    """Merges the clients' sums exactly; `standardize` names the columns to standardise, or all, or
+    is "scale": all that vary are divided by their standard deviation, and not moved.
 
     Raises InputError for a column to standardise that is constant over all rows, or so nearly so
     that rounding or underflow of the squares takes its standard deviation.
     """
-    count = sum(s.count for s in sums)
-    mean = np.sum([s.total for s in sums], axis=0) / count
-    between = [s.count * (s.total / s.count - mean) ** 2 for s in sums]
-    sd = np.sqrt((np.sum([s.centred for s in sums], axis=0) + np.sum(between, axis=0)) / count)
+    each = [sums] if isinstance(sums, Sums) else sums
+    counts = np.concatenate([np.atleast_1d(s.count) for s in each])
+    totals, squares = (
+        np.concatenate([np.atleast_2d(getattr(s, field)) for s in each])
+        for field in ("total", "centred")
+    )
+    count = int(counts.sum())
+    mean = totals.sum(axis=0) / count
+    between = counts[:, None] * (totals / counts[:, None] - mean[None, :]) ** 2
+    sd = np.sqrt((squares.sum(axis=0) + between.sum(axis=0)) / count)
+    constant = sd <= np.maximum(1e-14 * np.abs(mean), SMALLEST)
+    if isinstance(standardize, str):
+        return Moments(tuple(columns), count, mean, sd, ~constant, centred=False)
     if isinstance(standardize, bool):
         chosen = np.full(len(columns), standardize)
     else:
-        chosen = np.array([c in standardize for c in columns], dtype=bool)
-    for j in np.flatnonzero(chosen & (sd <= np.maximum(1e-14 * np.abs(mean), SMALLEST))).tolist():
+        chosen = np.isin(columns, list(standardize))
+    for j in np.flatnonzero(chosen & constant).tolist():
         raise InputError(
             f"column {columns[j]!r} cannot be standardised: its mean is {mean[j]:g} and its "
             f"computed standard deviation {sd[j]:g} in {count} rows; leave it out of the features "

@@ -64,13 +64,19 @@ class Partition(abc.ABC):
         labels = np.unique(y)
         discrete = len(labels) <= MAX_CLASSES
         labels = labels if discrete else labels[:0]
-        counts = [[int(np.sum(y[part] == label)) for label in labels] for part in parts]
+        sizes = np.array([len(part) for part in parts])
+        cell = np.repeat(np.arange(len(parts)), sizes) * len(labels)
+        if discrete:
+            cell += np.searchsorted(labels, y[np.concatenate(parts)])
+            counts = np.bincount(cell, minlength=len(parts) * len(labels))
+        else:
+            counts = np.zeros(0, dtype=int)
         return PartitionRecord(
             self.name,
             self.describe(),
-            np.array([len(part) for part in parts]),
-            tuple(float(label) for label in labels),
-            np.array(counts, dtype=int).reshape(len(parts), len(labels)),
+            sizes,
+            tuple(labels.tolist()),
+            counts.reshape(len(parts), len(labels)),
         )
 
     def describe(self) -> str:

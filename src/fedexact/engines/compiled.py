@@ -18,12 +18,15 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 
-from fedexact.core import Algorithm, client_key
-from fedexact.engines.state import State, oracles_for, push_unless_empty, visit
-from fedexact.layout import AXIS, Layout, all_shards_sum, oracle_specs, over_shards, put
-from fedexact.oracles import RowOracle
+from fedexact.core import Algorithm, round_key
+from fedexact.devices import AXIS, SPLIT, WHOLE, all_shards_sum, over_shards, put
+from fedexact.engines.slab import Slab
+from fedexact.engines.state import State, part_for, push_unless_empty, visit
+from fedexact.layout import Layout, at_least
+from fedexact.oracles import Stack
 from fedexact.participation import Cohorts
 from fedexact.problem import Problem
+from fedexact.streams import stack_specs
 
 # Up to WIDE slots a visit list has a place for every client, so that its shape never changes.
 WIDE = 8192
@@ -35,6 +38,7 @@ class Visits(NamedTuple):
     """Who is visited in one bucket."""
 
     slots: Array  # (rounds, shards, width) positions within the shard, the first `counts` are valid
+    rows: Array  # (rounds, shards, width) and those of the states
     counts: Array  # (rounds, shards)
 
 
@@ -42,43 +46,28 @@ class Span(NamedTuple):
     """A stretch of rounds: everything that its program takes."""
 
     algorithm: Any
-    oracles: tuple[RowOracle, ...]  # per bucket, as the next three
+    oracles: Stack
     ids: Any  # (slots,) client of each slot
     server: Any
     clients: Any
-    visits: Any
+    visits: Any  # per bucket
     start: Any  # first round
     stop: Any  # the one after the last
     root: Any  # key
 
 
-_Carry = tuple[Any, tuple[Any, ...], Array]  # server, clients per bucket, row gradients
+_Carry = tuple[Any, Any, Array]  # server, clients, row gradients
 
 
 class Compiled:
-    """The default engine."""
+    """The default engine; `clients` is a Slab."""
 
     def load(self, problem: Problem, server: Any, clients: Any) -> State:
-        layout = problem.layout
-        leaves, tree = jax.tree.flatten(clients)
-        per_leaf = [layout.in_slots(np.asarray(leaf)) for leaf in leaves]
-        buckets = [jax.tree.unflatten(tree, leaves) for leaves in zip(*per_leaf, strict=True)]
-        if not leaves:
-            buckets = [clients for _ in layout.buckets]
-        server = jax.tree.map(lambda a: put(a, layout.mesh, PartitionSpec()), server)
-        return State(
-            server,
-            tuple(
-                jax.tree.map(lambda a: put(a, layout.mesh, PartitionSpec(AXIS)), bucket)
-                for bucket in buckets
-            ),
-        )
+        server = jax.tree.map(lambda a: put(a, problem.layout.mesh, WHOLE), server)
+        return State(server, Slab.load(problem.layout, clients))
 
     def clients(self, problem: Problem, state: State) -> Any:
-        return jax.tree.map(
-            lambda *stacked: problem.layout.in_client_order([np.asarray(a) for a in stacked]),
-            *state.clients,
-        )
+        return state.clients.in_client_order(problem.layout)
 
     def advance(
         self,
@@ -89,126 +78,127 @@ class Compiled:
         start: int,
         root: Array,
     ) -> tuple[State, int]:
-        layout = problem.layout
+        if len(cohorts.ids) == 0:
+            return state, 0
+        slab = state.clients.with_places(problem.layout, cohorts.ids)
+        part = part_for(algorithm, problem, cohorts.ids)
+        layout, mine = part.layout, cohorts._replace(ids=part.positions(cohorts.ids))
         span = Span(
             algorithm,
-            oracles_for(algorithm, problem),
-            tuple(jnp.asarray(bucket.slots) for bucket in layout.buckets),
-            *state,
-            visits(layout, cohorts),
+            part.oracles,
+            part.owner,
+            state.server,
+            slab.states,
+            visits(layout, part.of(slab.place), mine),
             jnp.asarray(start),
             jnp.asarray(start + len(cohorts.offsets) - 1),
             root,
         )
         server, clients, rows = jax.block_until_ready(_advance(layout.mesh, span))
-        return State(server, clients), int(rows)
+        return State(server, slab._replace(states=clients)), int(rows)
 
 
-def visits(layout: Layout, cohorts: Cohorts) -> tuple[Visits, ...]:
-    """Sorts the participants of every round by bucket and shard."""
+def visits(layout: Layout, place: np.ndarray, cohorts: Cohorts) -> tuple[Visits, ...]:
+    """Sorts the participants of every round by bucket and shard; their states stand at `place`."""
     T = len(cohorts.offsets) - 1
-    rounds = _at_least(T, ROUNDS)
+    rounds = at_least(T, ROUNDS)
     round_of = np.repeat(np.arange(T), np.diff(cohorts.offsets))
-    bucket_of, slot_of = layout.bucket_of[cohorts.ids], layout.slot_of[cohorts.ids]
-    out = []
-    for b in range(len(layout.buckets)):
-        here = bucket_of == b
-        shard, slot = np.divmod(slot_of[here], layout.width(b))
-        cell = round_of[here] * layout.shards + shard
-        order = np.argsort(cell, kind="stable")
-        count = np.bincount(cell, minlength=rounds * layout.shards)
-        width = layout.width(b)
-        if width > WIDE:
-            width = min(width, _at_least(int(count.max(initial=1)), WIDE // 2))
-        slots = np.zeros((len(count), width), np.int32)
-        first = np.cumsum(count) - count
-        slots[cell[order], np.arange(len(order)) - first[cell[order]]] = slot[order]
-        shape = (rounds, layout.shards)
-        out.append(
-            Visits(jnp.asarray(slots.reshape(*shape, -1)), jnp.asarray(count.reshape(shape)))
-        )
-    return tuple(out)
+    bucket_of = layout.bucket_of[cohorts.ids]
+    return tuple(
+        _visits(layout, place, cohorts.ids[bucket_of == b], round_of[bucket_of == b], rounds)
+        for b in range(len(layout.sizes))
+    )
 
 
-def _at_least(n: int, least: int) -> int:
-    """The least power of two times `least` that is >= n."""
-    return least * 2 ** max(0, int(np.ceil(np.log2(max(n, 1) / least))))
+def _visits(
+    layout: Layout, place: np.ndarray, ids: np.ndarray, round_of: np.ndarray, rounds: int
+) -> Visits:
+    cell = round_of * layout.shards + layout.shard_of[ids]
+    count = np.bincount(cell, minlength=rounds * layout.shards)
+    width = layout.width
+    if width > WIDE:
+        width = min(width, at_least(int(count.max(initial=1)), WIDE // 8))
+    order = np.argsort(cell, kind="stable")
+    cell, ids = cell[order], ids[order]
+    at = cell, np.arange(len(order)) - (np.cumsum(count) - count)[cell]
+
+    def table(of: np.ndarray) -> Array:
+        filled = np.zeros((len(count), width), np.int32)
+        filled[at] = of
+        return jnp.asarray(filled.reshape(rounds, layout.shards, width))
+
+    counts = jnp.asarray(count.reshape(rounds, layout.shards))
+    return Visits(table(layout.slot_of[ids] % layout.width), table(place[ids]), counts)
 
 
 @partial(jax.jit, static_argnums=0)
-def _advance(mesh: Mesh | None, span: Span) -> tuple[Any, tuple[Any, ...], Array]:
-    split, whole = PartitionSpec(AXIS), PartitionSpec()
+def _advance(mesh: Mesh | None, span: Span) -> tuple[Any, Any, Array]:
     specs = Span(
-        algorithm=whole,
-        oracles=tuple(oracle_specs(oracle) for oracle in span.oracles),
-        ids=split,
-        server=whole,
-        clients=split,
+        algorithm=WHOLE,
+        oracles=stack_specs(span.oracles),
+        ids=SPLIT,
+        server=WHOLE,
+        clients=SPLIT,
         visits=PartitionSpec(None, AXIS),
-        start=whole,
-        stop=whole,
-        root=whole,
+        start=WHOLE,
+        stop=WHOLE,
+        root=WHOLE,
     )
-    return over_shards(partial(_rounds, mesh), mesh, (specs,), (whole, split, whole))(span)
+    return over_shards(partial(_rounds, mesh), mesh, (specs,), (WHOLE, SPLIT, WHOLE))(span)
 
 
-def _rounds(mesh: Mesh | None, span: Span) -> tuple[Any, tuple[Any, ...], Array]:
+def _rounds(mesh: Mesh | None, span: Span) -> tuple[Any, Any, Array]:
     """The rounds of the span on this device's slice of the clients, and their row gradients."""
     algorithm, oracles, ids, server, clients, visits, start, stop, root = span
 
     def one_round(r: Array, carry: _Carry) -> _Carry:
         server, clients, gradients = carry
         pulled = algorithm.pull(server, r)
-        total, count, after = _no_upload(algorithm, oracles[0], clients[0], pulled, root), 0, []
-        rows = jnp.zeros_like(gradients)
-        for oracle, k, states, seen in zip(oracles, ids, clients, visits, strict=True):
-            slots, n = seen.slots[r - start, 0], seen.counts[r - start, 0]
+        total, count = _no_upload(algorithm, oracles, clients, pulled, root), 0
+        rows, of_round = jnp.zeros_like(gradients), round_key(root, r)
+        for b, visited in enumerate(visits):
 
-            def see(
-                slot: Array, states: Any, sums: Any, oracle: RowOracle = oracle, k: Array = k
-            ) -> tuple[Any, Any]:
-                key = client_key(root, r, k[slot])
-                client, *adds = visit(
-                    algorithm, _at(states, slot), pulled, oracle.client(slot), key
-                )
-                return _put(states, slot, client), jax.tree.map(jnp.add, sums, tuple(adds))
+            def see(slot: Array, row: Array, states: Any, sums: Any, b: int = b) -> tuple[Any, Any]:
+                oracle, key = oracles.client(slot, b), jax.random.fold_in(of_round, ids[slot])
+                client, *adds = visit(algorithm, _at(states, row), pulled, oracle, key)
+                return _put(states, row, client), jax.tree.map(jnp.add, sums, tuple(adds))
 
-            states, (total, rows) = _over(slots, n, see, states, (total, rows))
-            after.append(states)
-            count = count + n
+            clients, (total, rows) = _over(visited, r - start, see, clients, (total, rows))
+            count = count + visited.counts[r - start, 0]
         total, count, rows = all_shards_sum((total, count, rows), mesh)
         server = push_unless_empty(algorithm, server, total, count)
         if algorithm.receives:
-            after = _all_receive(algorithm, server, after, visits, r - start)
-        return server, tuple(after), gradients + rows
+            clients = _all_receive(algorithm, server, clients, visits, r - start)
+        return server, clients, gradients + rows
 
     return lax.fori_loop(start, stop, one_round, (server, clients, jnp.zeros(())))
 
 
 def _all_receive(
     algorithm: Algorithm, server: Any, clients: Any, visits: tuple[Visits, ...], r: Array
-) -> list[Any]:
+) -> Any:
     """The clients after the participants of the round got the new model."""
     model = algorithm.model(server)
 
-    def get(slot: Array, states: Any, _: tuple[()]) -> tuple[Any, tuple[()]]:
-        return _put(states, slot, algorithm.receive(_at(states, slot), model)), ()
+    def get(_slot: Array, row: Array, states: Any, _: tuple[()]) -> tuple[Any, tuple[()]]:
+        return _put(states, row, algorithm.receive(_at(states, row), model)), ()
 
-    return [
-        _over(seen.slots[r, 0], seen.counts[r, 0], get, states, ())[0]
-        for states, seen in zip(clients, visits, strict=True)
-    ]
+    for visited in visits:
+        clients, _ = _over(visited, r, get, clients, ())
+    return clients
 
 
 def _over(
-    slots: Array,
-    n: Array,
-    see: Callable[[Array, Any, Any], tuple[Any, Any]],
+    visited: Visits,
+    r: Array,
+    see: Callable[[Array, Array, Any, Any], tuple[Any, Any]],
     states: Any,
     sums: Any,
 ) -> tuple[Any, Any]:
-    """`see` for the first n slots, one after the other: the states and sums it leaves."""
-    return lax.fori_loop(0, n, lambda j, carry: see(slots[j], *carry), (states, sums))
+    """`see` for those visited in a round, one after the other: the states and sums it leaves."""
+    slots, rows = visited.slots[r, 0], visited.rows[r, 0]
+    n = visited.counts[r, 0]
+    return lax.fori_loop(0, n, lambda j, carry: see(slots[j], rows[j], *carry), (states, sums))
 
 
 def _at(states: Any, slot: Array) -> Any:
@@ -219,10 +209,11 @@ def _put(states: Any, slot: Array, client: Any) -> Any:
     return jax.tree.map(lambda a, new: a.at[slot].set(new), states, client)
 
 
-def _no_upload(
-    algorithm: Algorithm, oracle: RowOracle, states: Any, pulled: Any, root: Array
-) -> Any:
+def _no_upload(algorithm: Algorithm, oracles: Stack, states: Any, pulled: Any, root: Array) -> Any:
     """The sum of no uploads: zeros of an upload's shape."""
-    client = jax.tree.map(lambda a: a[0], states)
-    _, upload = jax.eval_shape(algorithm.local, client, pulled, oracle.client(0), root)
-    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), upload)
+
+    def upload() -> Any:
+        client = jax.tree.map(lambda a: a[0], states)
+        return algorithm.local(client, pulled, oracles.client(0, 0), root)[1]
+
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(upload))

@@ -6,6 +6,7 @@ added in client order.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,9 +15,10 @@ import numpy as np
 from jax import Array
 
 from fedexact.core import Algorithm, client_key
-from fedexact.engines.state import State, oracles_for, push_unless_empty, visit
-from fedexact.oracles import RowOracle
+from fedexact.engines.state import State, part_for, push_unless_empty, visit
+from fedexact.oracles import Stack
 from fedexact.participation import Cohorts
+from fedexact.parts import Part
 from fedexact.problem import Problem
 
 
@@ -42,20 +44,17 @@ class Loop:
         start: int,
         root: Array,
     ) -> tuple[State, int]:
-        oracles, gradients = oracles_for(algorithm, problem), 0
+        part, gradients = part_for(algorithm, problem, cohorts.ids), 0
         for t in range(len(cohorts.offsets) - 1):
             participants = cohorts.ids[cohorts.offsets[t] : cohorts.offsets[t + 1]]
-            state, rows = self.one_round(
-                algorithm, problem, oracles, state, participants, start + t, root
-            )
+            state, rows = self.one_round(algorithm, part, state, participants, start + t, root)
             gradients += rows
         return state, gradients
 
     def one_round(
         self,
         algorithm: Algorithm,
-        problem: Problem,
-        oracles: tuple[RowOracle, ...],
+        part: Part,
         state: State,
         participants: np.ndarray,
         round: int,
@@ -68,7 +67,7 @@ class Loop:
         pulled, uploads, gradients = pull(algorithm, server, round), [], 0
         for k in participants:
             clients[k], upload, rows = local(
-                algorithm, clients[k], pulled, *oracle_of(problem, oracles, k), root, round, k
+                algorithm, clients[k], pulled, *oracle_of(part, k), root, round, k
             )
             uploads.append(upload)
             gradients += int(rows)
@@ -81,9 +80,10 @@ class Loop:
         return State(server, clients), gradients
 
 
-def oracle_of(problem: Problem, oracles: tuple[RowOracle, ...], k: int) -> tuple[RowOracle, Any]:
-    """The stack in which client k's oracle stands, and where."""
-    return oracles[problem.layout.bucket_of[k]], problem.layout.slot_of[k]
+def oracle_of(part: Part, k: int) -> tuple[Stack, Any, int]:
+    """Where client k's oracle stands: stack, slot and bucket."""
+    i = int(part.positions(np.asarray(k)))
+    return part.oracles, part.layout.slot_of[i], int(part.layout.bucket_of[i])
 
 
 @jax.jit
@@ -91,19 +91,20 @@ def pull(algorithm: Algorithm, server: Any, round: Array) -> Any:
     return algorithm.pull(server, round)
 
 
-@jax.jit
+@partial(jax.jit, static_argnames="bucket")
 def local(
     algorithm: Algorithm,
     client: Any,
     pulled: Any,
-    oracles: RowOracle,
+    oracles: Stack,
     slot: Array,
+    bucket: int,
     root: Array,
     round: Array,
     k: Array,
 ) -> tuple[Any, Any, Array]:
     key = client_key(root, round, k)
-    return visit(algorithm, client, pulled, oracles.client(slot), key)
+    return visit(algorithm, client, pulled, oracles.client(slot, bucket), key)
 
 
 @jax.jit

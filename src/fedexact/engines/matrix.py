@@ -19,7 +19,7 @@ from fedexact.core import Algorithm
 from fedexact.engines import loop
 from fedexact.engines.matrices import check_size, pull_matrix, push_matrix
 from fedexact.engines.state import State
-from fedexact.oracles import RowOracle
+from fedexact.parts import Part
 from fedexact.problem import Problem
 
 
@@ -33,8 +33,7 @@ class Matrix(loop.Loop):
     def one_round(
         self,
         algorithm: Algorithm,
-        problem: Problem,
-        oracles: tuple[RowOracle, ...],
+        part: Part,
         state: State,
         participants: np.ndarray,
         round: int,
@@ -44,13 +43,13 @@ class Matrix(loop.Loop):
         if len(participants) == 0:
             return state, 0
         server, clients, gradients = state.server, list(state.clients), 0
-        mask = np.zeros(problem.n_clients, bool)
+        mask = np.zeros(len(clients), bool)
         mask[participants] = True
         R, C = pull_matrix(mask), push_matrix(mask)
 
         pulled, uploads = carried(R, {0: loop.pull(algorithm, server, round)}), {}
         for k in participants:
-            oracle = loop.oracle_of(problem, oracles, k)
+            oracle = loop.oracle_of(part, k)
             clients[k], uploads[k + 1], rows = loop.local(
                 algorithm, clients[k], pulled(k + 1), *oracle, root, round, k
             )

@@ -6,11 +6,13 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedexact.core import Algorithm, Oracle
 from fedexact.oracles import RowOracle
 from fedexact.participation import Cohorts
+from fedexact.parts import Part
 from fedexact.problem import Problem
 
 
@@ -49,14 +51,14 @@ class Engine(Protocol):
 def initial(algorithm: Algorithm, problem: Problem, x0: Array) -> tuple[Any, Any]:
     """Server state and client states stacked in client order, before round 0."""
     N = problem.n_clients
-    client = algorithm.init_client(x0)
-    stacked = jax.tree.map(lambda a: jnp.broadcast_to(a[None], (N, *jnp.shape(a))), client)
+    client = jax.tree.map(np.asarray, algorithm.init_client(x0))
+    stacked = jax.tree.map(lambda a: np.broadcast_to(a, (N, *a.shape)), client)
     return algorithm.init_server(x0, N), stacked
 
 
-def oracles_for(algorithm: Algorithm, problem: Problem) -> tuple[RowOracle, ...]:
-    """The problem's oracles with what the algorithm requires of them."""
-    return problem.prox_oracles if "prox" in algorithm.requires else problem.oracles
+def part_for(algorithm: Algorithm, problem: Problem, ids: np.ndarray | None = None) -> Part:
+    """The clients `ids` or more, or everybody, with what the algorithm requires of them."""
+    return problem.part(ids, prox="prox" in algorithm.requires)
 
 
 class _Metered:

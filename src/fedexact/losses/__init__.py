@@ -7,8 +7,9 @@ from collections.abc import Callable
 from jax import Array
 
 from fedexact.errors import InputError, check_choice
-from fedexact.losses.base import LinearLoss, Loss, Rows
+from fedexact.losses.base import GramLoss, LinearLoss, Loss, Rows, curvatures
 from fedexact.losses.custom import CustomLoss
+from fedexact.losses.design import Sparse
 from fedexact.losses.huber import Huber
 from fedexact.losses.logistic import Logistic
 from fedexact.losses.multinomial import Multinomial
@@ -18,6 +19,7 @@ from fedexact.losses.squared import Squared
 __all__ = [
     "LOSSES",
     "CustomLoss",
+    "GramLoss",
     "Huber",
     "LinearLoss",
     "Logistic",
@@ -25,7 +27,9 @@ __all__ = [
     "Multinomial",
     "Poisson",
     "Rows",
+    "Sparse",
     "Squared",
+    "curvatures",
     "make_loss",
 ]
 

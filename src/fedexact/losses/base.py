@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -11,13 +12,14 @@ import numpy as np
 from jax import Array
 
 from fedexact.errors import InputError
-from fedexact.losses.spectrum import gram_largest
+from fedexact.losses.design import combine, gram, n_features, predictor, row_squares
+from fedexact.losses.spectrum import DENSE, extremes_of_each, gram_largest, small_gram
 
 
 class Rows(NamedTuple):
     """The rows of one client (with a column of ones first if there is an intercept)."""
 
-    X: Any  # (m, n_features), of JAX or NumPy
+    X: Any  # (m, n_features), of JAX or NumPy, or design.Sparse
     y: Any  # (m,)
 
 
@@ -67,14 +69,14 @@ class Loss(abc.ABC):
         """Scalar smoothness constant of `value`: for all x, or near a reference point where
         `global_smooth` is False. For one client; map it over a stack."""
 
-    def row_curvature(self, rows: Rows, weight: Array) -> Array:
+    def row_curvature(self, rows: Rows, weight: Array) -> Array | None:
         """Scalar smoothness constant of the steepest weight_i loss_i, or more, in the sense of
-        `curvature`."""
-        return self.curvature(rows, weight)
+        `curvature`; None where nothing better than `curvature` itself is known."""
+        return None
 
     def curvature_matrix(self, rows: Rows, weight: Array) -> Array:
         """(d, d) bound on the Hessian of `value`, in the sense in which `curvature` bounds it."""
-        return self.hessian(jnp.zeros(self.dim(rows.X.shape[1])), rows, weight)
+        return self.hessian(jnp.zeros(self.dim(n_features(rows.X))), rows, weight)
 
     def strong_curvature(self, rows: Rows, weight: Array) -> Array:
         """Scalar strong convexity constant of `value`, never more than it is: 0 if not known."""
@@ -86,7 +88,24 @@ class Loss(abc.ABC):
         return None
 
 
-class LinearLoss(Loss):
+class GramLoss(Loss):
+    """A loss whose Hessian is at most X' diag(scale) X, or that once per output."""
+
+    @abc.abstractmethod
+    def curvature_scale(self, rows: Rows, weight: Array) -> Array:
+        """(m,) scale >= 0 of that bound; `curvature`, `row_curvature` and `curvatures` follow."""
+
+    def curvature(self, rows: Rows, weight: Array) -> Array:
+        return gram_largest(rows.X, self.curvature_scale(rows, weight))
+
+    def row_curvature(self, rows: Rows, weight: Array) -> Array:
+        return jnp.max(self.curvature_scale(rows, weight) * row_squares(rows.X))
+
+    def curvature_matrix(self, rows: Rows, weight: Array) -> Array:
+        return gram(rows.X, self.curvature_scale(rows, weight))
+
+
+class LinearLoss(GramLoss):
     """A loss of the linear predictor, loss_i(x) = phi(eta_i, y_i) with eta = X x."""
 
     @abc.abstractmethod
@@ -106,29 +125,55 @@ class LinearLoss(Loss):
         """(m,) bound on `d2` over eta: for all eta, or a guide where `global_smooth` is False."""
 
     def values(self, x: Array, rows: Rows) -> Array:
-        return self.phi(rows.X @ x, rows.y)
+        return self.phi(predictor(rows.X, x), rows.y)
 
     def grad(self, x: Array, rows: Rows, weight: Array) -> Array:
-        return rows.X.T @ (weight * self.d1(rows.X @ x, rows.y))
+        return combine(weight * self.d1(predictor(rows.X, x), rows.y), rows.X)
 
     def hessian(self, x: Array, rows: Rows, weight: Array) -> Array:
-        scale = weight * self.d2(rows.X @ x, rows.y)
-        return rows.X.T @ (scale[:, None] * rows.X)
+        return gram(rows.X, weight * self.d2(predictor(rows.X, x), rows.y))
 
-    def curvature(self, rows: Rows, weight: Array) -> Array:
-        return gram_largest(rows.X, weight * self.d2_bound(rows.y))
+    def curvature_scale(self, rows: Rows, weight: Array) -> Array:
+        return weight * self.d2_bound(rows.y)
 
-    def row_curvature(self, rows: Rows, weight: Array) -> Array:
-        return jnp.max(weight * self.d2_bound(rows.y) * jnp.sum(rows.X**2, axis=1))
 
-    def curvature_matrix(self, rows: Rows, weight: Array) -> Array:
-        scale = weight * self.d2_bound(rows.y)
-        return rows.X.T @ (scale[:, None] * rows.X)
+def curvatures(
+    loss: Loss, clients: Any, client: Callable[[Any], tuple[Rows, Array]], ridge: Array
+) -> tuple[Array, Array]:
+    """(N,) smoothness and strong convexity of each client's `value`, ridge (d,) included.
+
+    `clients` is a pytree with leading axis N >= 1, `client` maps one slice of it to that client's
+    rows and weight. Smoothness in the sense of `Loss.curvature`; convexity never more than it is.
+    """
+    rows, weight = jax.eval_shape(client, jax.tree.map(lambda leaf: leaf[0], clients))
+    least = jnp.min(ridge)
+    if loss.quadratic and ridge.size <= DENSE:
+
+        def whole(item: Any) -> Array:
+            # with the ridge, which leaves the intercept out: a singular Gram can become definite
+            return loss.curvature_matrix(*client(item)) + jnp.diag(ridge)
+
+        smallest, largest = extremes_of_each(whole, clients)
+        rounding = max(weight.shape[0], ridge.size) * jnp.finfo(ridge.dtype).eps * largest
+        sure = jnp.where(smallest > 2.0 * rounding, smallest - rounding, 0.0)
+        return largest, jnp.maximum(least, sure)
+
+    convexity = jax.lax.map(lambda item: loss.strong_curvature(*client(item)), clients)
+    if isinstance(loss, GramLoss) and min(rows.X.shape) <= DENSE:
+
+        def smaller(item: Any) -> Array:
+            rows, weight = client(item)
+            return small_gram(rows.X, loss.curvature_scale(rows, weight))
+
+        _, largest = extremes_of_each(smaller, clients)
+    else:
+        largest = jax.lax.map(lambda item: loss.curvature(*client(item)), clients)
+    return largest + jnp.max(ridge), convexity + least
 
 
 def largest_row(rows: Rows) -> Array:
     """Scalar max_i |X_i|_2."""
-    return jnp.sqrt(jnp.max(jnp.sum(rows.X**2, axis=1)))
+    return jnp.sqrt(jnp.max(row_squares(rows.X)))
 
 
 def finite_targets(y: np.ndarray, where: str) -> np.ndarray:

@@ -12,12 +12,12 @@ from jax import Array
 
 from fedexact.core import record, static
 from fedexact.errors import check_count
-from fedexact.losses.base import Loss, Rows, finite_targets, largest_row, reject
-from fedexact.losses.spectrum import gram_largest
+from fedexact.losses.base import GramLoss, Rows, finite_targets, largest_row, reject
+from fedexact.losses.design import combine, gram, n_features, predictor
 
 
 @record
-class Multinomial(Loss):
+class Multinomial(GramLoss):
     """-log P(y) with P(class j) proportional to exp(eta_j), eta_0 = 0, labels 0..K-1.
 
     Class 0 is the reference, so that the coefficients are identified: x is the matrix
@@ -52,7 +52,7 @@ class Multinomial(Loss):
         own = self._own(rows)
         others = jax.nn.softmax(self._logits(x, rows), axis=1) * (1.0 - own)
         d1 = others - own * jnp.sum(others, axis=1, keepdims=True)  # P - own, without cancellation
-        return (rows.X.T @ (weight[:, None] * d1[:, 1:])).ravel()
+        return combine(weight[:, None] * d1[:, 1:], rows.X).ravel()
 
     def hessian(self, x: Array, rows: Rows, weight: Array) -> Array:
         P = jax.nn.softmax(self._logits(x, rows), axis=1)
@@ -60,24 +60,16 @@ class Multinomial(Loss):
         d2 = off - jnp.eye(self.n_classes)[None] * jnp.sum(off, axis=2, keepdims=True)
         free = self.n_classes - 1
         pairs = (weight[:, None, None] * d2[:, 1:, 1:]).reshape(weight.shape[0], free**2)
-        blocks = jax.lax.map(lambda scale: rows.X.T @ (scale[:, None] * rows.X), pairs.T)
-        p = rows.X.shape[1]
+        blocks = jax.lax.map(lambda scale: gram(rows.X, scale), pairs.T)
+        p = n_features(rows.X)
         return blocks.reshape(free, free, p, p).transpose(2, 0, 3, 1).reshape(p * free, p * free)
 
-    @property
-    def _d2_bound(self) -> float:
+    def curvature_scale(self, rows: Rows, weight: Array) -> Array:
         # diag(p) - p p' without the reference class is at most 1/2, or 1/4 (Böhning 1992)
-        return 0.25 if self.n_classes == 2 else 0.5
-
-    def curvature(self, rows: Rows, weight: Array) -> Array:
-        return gram_largest(rows.X, weight * self._d2_bound)
-
-    def row_curvature(self, rows: Rows, weight: Array) -> Array:
-        return jnp.max(weight * self._d2_bound * jnp.sum(rows.X**2, axis=1))
+        return (0.25 if self.n_classes == 2 else 0.5) * weight
 
     def curvature_matrix(self, rows: Rows, weight: Array) -> Array:
-        gram = rows.X.T @ ((self._d2_bound * weight)[:, None] * rows.X)
-        return jnp.kron(gram, jnp.eye(self.n_classes - 1))
+        return jnp.kron(super().curvature_matrix(rows, weight), jnp.eye(self.n_classes - 1))
 
     def self_concordance(self, rows: Rows) -> Array:
         # Central moments of U_j = X_i v_j over the classes: |third| <= range(U) * second, and
@@ -86,7 +78,7 @@ class Multinomial(Loss):
 
     def _logits(self, x: Array, rows: Rows) -> Array:
         """(m, K) linear predictors, zero for the reference class."""
-        eta = rows.X @ x.reshape(rows.X.shape[1], self.n_classes - 1)
+        eta = predictor(rows.X, x.reshape(n_features(rows.X), self.n_classes - 1))
         return jnp.concatenate([jnp.zeros_like(eta[:, :1]), eta], axis=1)
 
     def _own(self, rows: Rows) -> Array:

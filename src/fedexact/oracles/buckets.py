@@ -9,7 +9,7 @@ _MANY = 400  # distinct sizes
 
 
 def bucket_sizes(
-    n_rows: np.ndarray, max_buckets: int = 8, slack: float = 1.25
+    n_rows: np.ndarray, max_buckets: int = 14, slack: float = 1.25
 ) -> list[tuple[int, np.ndarray]]:
     """Partitions clients by size, each bucket padded to its largest client.
 

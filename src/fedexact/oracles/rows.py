@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from fedexact.core import record, static
-from fedexact.losses.base import Loss, Rows
-from fedexact.oracles.proximal import (
-    Eigen,
-    Magnitude,
-    eigen,
-    factored_prox,
-    gradient_prox,
-    newton_prox,
-)
+from fedexact.losses.base import LinearLoss, Loss, Rows
+from fedexact.losses.design import Sparse, predictor
+from fedexact.oracles.gradient import gradient_prox
+from fedexact.oracles.newton import System, cast, dual, newton_prox, primal
+from fedexact.oracles.proximal import Eigen, Magnitude, dual_pays, eigen, factored_prox
 
 
 @record
 class RowOracle:
-    """f(x) = sum_i weight_i loss_i(x) + 1/2 sum_j ridge_j x_j^2 of one client, or of a stack.
+    """f(x) = sum_i weight_i loss_i(x) + 1/2 sum_j ridge_j x_j^2 of one client.
 
-    A stack has a leading axis on every field but `loss` and `ridge`, which its clients share; the
-    methods are those of one client, so take `client(j)` first. Rows that pad a client to the size
-    of its stack have weight 0 and stand behind the `n_rows` real ones.
+    The client's `n_rows` real rows stand one after the other from `offset` on; rows before and
+    after them have weight 0. A mini-batch is drawn from `source`, where there is one: all clients'
+    rows, this one's from `start` on.
     """
-
-    SHARED: ClassVar[frozenset[str]] = frozenset({"loss", "ridge", "prox_method"})
 
     loss: Loss
     ridge: Array  # (d,)
@@ -41,6 +35,9 @@ class RowOracle:
     strong_convexity: Array  # () l_k of f, ridge included
     factor: Eigen | None = None  # where prox_method == "factored"
     prox_method: str = static(default="newton")  # "factored", "newton" or "gradient"
+    source: Rows | None = None
+    start: Array | int = 0
+    offset: Array | int = 0
 
     def value(self, x: Array) -> Array:
         """() f(x)."""
@@ -57,14 +54,22 @@ class RowOracle:
     def stochastic_grad(self, x: Array, key: Array, batch_size: int) -> Array:
         """(d,) an unbiased gradient from `batch_size` rows drawn uniformly with replacement."""
         i = jax.random.randint(key, (batch_size,), 0, self.n_rows, dtype=jnp.int32)
-        rows = jax.tree.map(lambda column: column[i], self.rows)
         scale = self.n_rows.astype(x.dtype) / batch_size
-        return self.loss.grad(x, rows, scale * self.weight[i]) + self.ridge * x
+        if isinstance(self.rows.X, Sparse):
+            times = jnp.zeros_like(self.weight).at[self.offset + i].add(1.0)
+            return self.loss.grad(x, self.rows, scale * times * self.weight) + self.ridge * x
+        source, start = (
+            (self.rows, self.offset) if self.source is None else (self.source, self.start)
+        )
+        rows = jax.tree.map(lambda column: column[start + i], source)
+        return self.loss.grad(x, rows, scale * self.weight[self.offset + i]) + self.ridge * x
 
     def row_smoothness(self) -> Array:
         """() smoothness of f as seen in its steepest row alone, n_k times that row's; >= L_k."""
-        steepest = self.n_rows * self.loss.row_curvature(self.rows, self.weight)
-        return jnp.maximum(self.smoothness, steepest + jnp.max(self.ridge))
+        ridge = jnp.max(self.ridge)
+        own = self.loss.row_curvature(self.rows, self.weight)
+        steepest = self.n_rows * (self.smoothness - ridge if own is None else own)
+        return jnp.maximum(self.smoothness, steepest + ridge)
 
     def prox(self, v: Array, step: Any, start: Array) -> Array:
         """(d,) argmin_u f(u) + |u - v|^2 / (2 step), iterative methods warm-started at `start`.
@@ -80,19 +85,22 @@ class RowOracle:
             assert self.factor is not None
             return factored_prox(self.factor, v, step), 1
         if self.prox_method == "newton":
-            return newton_prox(self._magnitude, self.grad, self.hessian, v, step, start)
+            system = self._newton_system(step)
+            return newton_prox(self._magnitude, self.grad, system, v, step, start)
         return gradient_prox(
             self._magnitude, self.grad, self.smoothness, self.loss.global_smooth, v, step, start
         )
 
-    def client(self, j: Array | int) -> RowOracle:
-        """Client j of a stack; j may be traced."""
-        mine = {
-            field.name: jax.tree.map(lambda leaf: leaf[j], getattr(self, field.name))
-            for field in dataclasses.fields(self)
-            if field.name not in self.SHARED
-        }
-        return dataclasses.replace(self, **mine)
+    def _newton_system(self, step: Any) -> System:
+        """How to solve with the Hessian of f plus 1 / step."""
+        loss, rows, weight, diagonal = self.loss, self.rows, self.weight, self.ridge + 1.0 / step
+        if isinstance(loss, LinearLoss) and dual_pays(loss, diagonal.shape[0], rows.X.shape[0]):
+            return dual(rows.X, lambda u: weight * loss.d2(predictor(rows.X, u), rows.y), diagonal)
+
+        def hessian(u: Array, dtype: Any) -> Array:
+            return loss.hessian(*cast((u, rows, weight), dtype)).astype(dtype)
+
+        return primal(hessian, diagonal)
 
     def _magnitude(self, x: Array) -> Magnitude:
         terms = self.weight * self.loss.values(x, self.rows)
@@ -102,13 +110,11 @@ class RowOracle:
 
 @jax.jit
 def factorise(oracle: RowOracle) -> RowOracle:
-    """The oracle of a quadratic loss, one client or a stack, with its factor for the exact prox."""
+    """The oracle of a quadratic loss with its factor for the exact prox."""
+    return dataclasses.replace(oracle, factor=factor_of(oracle), prox_method="factored")
 
-    def factor(one: RowOracle) -> Eigen:
-        zero = jnp.zeros_like(one.ridge)
-        return eigen(one.hessian(zero), -one.grad(zero))
 
-    stacked = oracle.weight.ndim == 2
-    clients = jnp.arange(oracle.weight.shape[0])
-    factors = lax.map(lambda j: factor(oracle.client(j)), clients) if stacked else factor(oracle)
-    return dataclasses.replace(oracle, factor=factors, prox_method="factored")
+def factor_of(oracle: RowOracle) -> Eigen:
+    """What the exact prox of a quadratic loss needs."""
+    zero = jnp.zeros_like(oracle.ridge)
+    return eigen(oracle.hessian(zero), -oracle.grad(zero))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import abc
 import functools
+import hashlib
 import numbers
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -15,7 +16,33 @@ from fedexact.errors import InputError, check_count
 
 PerClient: TypeAlias = float | Sequence[float] | np.ndarray  # one number for all, or one for each
 
+
+class Numbers(tuple[float, ...]):
+    """One number per client: a tuple that is an array, too, and short in print if it is long."""
+
+    _array: np.ndarray
+
+    def __new__(cls, vector: np.ndarray) -> Numbers:
+        numbers = super().__new__(cls, vector.tolist())
+        numbers._array = np.array(vector, dtype=np.float64)
+        numbers._array.flags.writeable = False
+        return numbers
+
+    def __getnewargs__(self) -> tuple[np.ndarray]:
+        return (self._array,)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self._array, dtype=dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        if len(self) <= _PRINTED:
+            return super().__repr__()
+        digest = hashlib.sha256(self._array.tobytes()).hexdigest()[:16]
+        return f"({self[0]!r}, ..., {self[-1]!r}; {len(self)} numbers, sha256 {digest})"
+
+
 _BLOCK = 2**22  # entries of a table held at once
+_PRINTED = 10_000  # entries of a vector
 
 
 class Cohorts(NamedTuple):
@@ -89,27 +116,29 @@ def round_blocks(start: int, stop: int, width: int) -> Iterator[tuple[int, int]]
         yield begin, min(begin + rows, stop)
 
 
-def uniforms(seed: int, start: int, stop: int, width: int) -> np.ndarray:
-    """(stop - start, width) uniform numbers on [0, 1), functions of (seed, width, round, column).
+def uniforms(seed: int, start: int, stop: int, width: int, stream: int = 0) -> np.ndarray:
+    """(stop - start, width) uniform numbers on [0, 1), functions of (seed, stream, width, round,
+    column).
 
     Philox is a function of a counter: round r owns the counters from r * ceil(width / 4) on.
     """
     per_round = -(-width // 4)  # a counter gives four numbers
-    generator = np.random.Generator(np.random.Philox(key=_key(seed), counter=start * per_round))
-    return generator.random((stop - start, 4 * per_round))[:, :width]
+    philox = np.random.Philox(key=_key(seed, stream), counter=start * per_round)
+    return np.random.Generator(philox).random((stop - start, 4 * per_round))[:, :width]
 
 
-@functools.lru_cache(maxsize=16)
-def _key(seed: int) -> np.ndarray:
+@functools.lru_cache(maxsize=64)
+def _key(seed: int, stream: int) -> np.ndarray:
     check_count("seed", seed, at_least=0)
-    return np.random.SeedSequence(seed).generate_state(2, np.uint64)
+    spawn_key = (stream,) if stream else ()
+    return np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(2, np.uint64)
 
 
 # --- checks of the arguments ----------------------------------------------------------------------
 
 
-def numbers_of(what: str, value: PerClient) -> float | tuple[float, ...]:
-    """A number, or the tuple of the numbers of a vector; InputError for anything else."""
+def numbers_of(what: str, value: PerClient) -> float | Numbers:
+    """A number, or the numbers of a vector; InputError for anything else."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return float(value)
     try:
@@ -121,17 +150,15 @@ def numbers_of(what: str, value: PerClient) -> float | tuple[float, ...]:
             f"{what} must be one number for all clients or a vector with one for each, "
             f"got {value!r}"
         )
-    return tuple(float(number) for number in vector)
+    return Numbers(vector)
 
 
-def probabilities(what: str, value: PerClient) -> float | tuple[float, ...]:
+def probabilities(what: str, value: PerClient) -> float | Numbers:
     """`numbers_of`, each within [0, 1]."""
     return within(what, value, 0.0, 1.0, "a probability within [0, 1]")
 
 
-def within(
-    what: str, value: PerClient, least: float, most: float, words: str
-) -> float | tuple[float, ...]:
+def within(what: str, value: PerClient, least: float, most: float, words: str) -> float | Numbers:
     """`numbers_of`, each finite and within [least, most], which `words` describes."""
     checked = numbers_of(what, value)
     vector = np.atleast_1d(checked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -51,7 +52,9 @@ class Markov(Participation):
 
     def mask(self, n_clients: int, start: int, stop: int, seed: int) -> np.ndarray:
         before = self._present(n_clients, start - 1, seed)
-        return _follow(self._moves(n_clients, start, stop, seed), before)
+        mask = _follow(self._moves(n_clients, start, stop, seed), before)
+        self._remember(mask, stop - 1, seed)
+        return mask
 
     def inclusion(self, n_clients: int) -> np.ndarray:
         on, off = self._rates(n_clients)
@@ -73,11 +76,26 @@ class Markov(Participation):
         for begin, end in round_blocks(start, stop, n_clients):
             mask = _follow(self._moves(n_clients, begin, end, seed), present)
             present = mask[-1]
+            self._remember(mask, end - 1, seed)
             yield mask
+
+    @functools.cached_property
+    def _latest(self) -> dict[tuple[int, int, int], np.ndarray]:
+        """Who was present in the last round asked for, by (N, round, seed): looking back is for
+        those who do not go on from there."""
+        return {}
+
+    def _remember(self, mask: np.ndarray, round: int, seed: int) -> None:
+        if len(mask):
+            self._latest.clear()
+            self._latest[mask.shape[1], round, seed] = mask[-1].copy()
 
     def _present(self, n_clients: int, round: int, seed: int) -> np.ndarray:
         """(N,) bool: who is present in `round`, found by going back until every client has had a
         move that does not depend on where it was (round 0 is one)."""
+        latest = self._latest.get((n_clients, round, seed))
+        if latest is not None:
+            return latest
         present = np.zeros(n_clients, bool)
         flipped = np.zeros(n_clients, bool)
         open_ = np.ones(n_clients, bool)

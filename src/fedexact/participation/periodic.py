@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import csv
+import functools
 import hashlib
 import io
 import os
@@ -15,36 +16,53 @@ from typing import ClassVar
 import numpy as np
 
 from fedexact.errors import InputError, check_count
-from fedexact.participation.base import Participation, check_cohort
+from fedexact.participation.base import Cohorts, Participation, check_cohort
+from fedexact.participation.draws import as_mask
 from fedexact.participation.expectations import largest_gap
 
 
 @dataclass(frozen=True)
 class Periodic(Participation):
-    """Round r is row r mod P of a (P, N) table."""
+    """Round r is row r mod P of a (P, N) table, kept as the participants of its rows."""
 
     @abc.abstractmethod
+    def period(self, n_clients: int) -> Cohorts:
+        """The participants of the P rounds; InputError if they do not fit N clients."""
+
     def table(self, n_clients: int) -> np.ndarray:
         """(P, N) bool."""
+        return as_mask(self.period(n_clients), n_clients)
 
     def check(self, n_clients: int, names: Sequence[str] | None = None) -> None:
-        self.table(n_clients)
+        self.period(n_clients)
 
     def mask(self, n_clients: int, start: int, stop: int, seed: int) -> np.ndarray:
-        table = self.table(n_clients)
-        return table[np.arange(start, stop) % len(table)]
+        return as_mask(self.cohorts(n_clients, start, stop, seed), n_clients)
+
+    def cohorts(self, n_clients: int, start: int, stop: int, seed: int) -> Cohorts:
+        ids, offsets = self.period(n_clients)
+        row = np.arange(start, stop) % (len(offsets) - 1)
+        counts = np.diff(offsets)[row]
+        ends = np.append(0, np.cumsum(counts))
+        at = np.arange(ends[-1]) + np.repeat(offsets[row] - ends[:-1], counts)
+        return Cohorts(ids[at], ends)
 
     def inclusion(self, n_clients: int) -> np.ndarray:
-        return np.mean(self.table(n_clients), axis=0)
+        ids, offsets = self.period(n_clients)
+        return np.bincount(ids, minlength=n_clients) / (len(offsets) - 1)
 
     def aggregation(self, n_clients: int) -> np.ndarray:
-        table = self.table(n_clients)
-        present = np.maximum(np.count_nonzero(table, axis=1), 1)
-        return (1.0 / present) @ table / len(table)
+        ids, offsets = self.period(n_clients)
+        present = np.diff(offsets)
+        shares = np.repeat(1.0 / np.maximum(present, 1), present)
+        return np.bincount(ids, shares, n_clients) / (len(offsets) - 1)
 
     def gap(self, n_clients: int) -> float:
         """The most rounds from one visit of a client to its next, never-present clients apart."""
-        return largest_gap(self.table(n_clients))
+        ids, offsets = self.period(n_clients)
+        rounds = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        order = np.argsort(ids, kind="stable")
+        return largest_gap(ids[order], rounds[order], len(offsets) - 1)
 
 
 @dataclass(frozen=True)
@@ -75,22 +93,35 @@ class Cyclic(Periodic):
         object.__setattr__(self, "blocks", blocks)
         return None
 
-    def table(self, n_clients: int) -> np.ndarray:
+    def period(self, n_clients: int) -> Cohorts:
         if isinstance(self.blocks, int):
             check_cohort("blocks", self.blocks, n_clients, "clients")
-            parts = np.array_split(np.arange(n_clients), self.blocks)
-            blocks: Sequence[Sequence[int]] = [part.tolist() for part in parts]
-        else:
-            blocks = self.blocks
-        table = np.zeros((len(blocks), n_clients), bool)
-        for b, block in enumerate(blocks):
-            if len(block) and max(block) >= n_clients:
-                raise InputError(
-                    f"blocks[{b}] names client {max(block)} but there are only {n_clients} "
-                    f"clients, counted from 0"
-                )
-            table[b, list(block)] = True
-        return table
+            return _neighbours(self.blocks, n_clients)
+        listed = self._listed
+        if np.max(listed.ids) >= n_clients:
+            visit = int(np.argmax(listed.ids >= n_clients))
+            b = int(np.searchsorted(listed.offsets, visit, side="right")) - 1
+            raise InputError(
+                f"blocks[{b}] names client {np.max(self.blocks[b])} but there are only "
+                f"{n_clients} clients, counted from 0"
+            )
+        return listed
+
+    @functools.cached_property
+    def _listed(self) -> Cohorts:
+        """The blocks given as lists, each client once in a block."""
+        assert not isinstance(self.blocks, int)
+        blocks = [np.unique(np.asarray(block, np.int32)) for block in self.blocks]
+        offsets = np.append(0, np.cumsum([len(block) for block in blocks]))
+        return Cohorts(np.concatenate(blocks), offsets)
+
+
+@functools.lru_cache(maxsize=4)
+def _neighbours(blocks: int, n_clients: int) -> Cohorts:
+    """All clients in blocks of neighbours, the first ones one client larger if need be."""
+    size, larger = divmod(n_clients, blocks)
+    b = np.arange(blocks + 1)
+    return Cohorts(np.arange(n_clients, dtype=np.int32), size * b + np.minimum(b, larger))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -152,13 +183,18 @@ class Trace(Periodic):
                     f"{theirs!r}; put the columns in the order of the clients"
                 )
 
-    def table(self, n_clients: int) -> np.ndarray:
+    def period(self, n_clients: int) -> Cohorts:
         if self._table.shape[1] != n_clients:
             raise InputError(
                 f"the trace has {self._table.shape[1]} columns but there are {n_clients} clients; "
                 f"give one column per client"
             )
-        return self._table
+        return self._period
+
+    @functools.cached_property
+    def _period(self) -> Cohorts:
+        ends = np.append(0, np.cumsum(np.count_nonzero(self._table, axis=1)))
+        return Cohorts(np.nonzero(self._table)[1].astype(np.int32), ends)
 
 
 def _read(path: Path, where: str) -> tuple[np.ndarray, list[str] | None]:

@@ -10,12 +10,11 @@ import numpy as np
 from jax import Array, lax
 
 from fedexact.core import Algorithm, Setting, client_key, in_float64, root_key
-from fedexact.engines.state import initial, oracles_for, visit
-from fedexact.oracles import RowOracle
+from fedexact.engines.state import initial, visit
 from fedexact.participation import Full, Participation
 from fedexact.problem import Problem
 from fedexact.solve import bytes_per_visit, check_fit, setting_of
-from fedexact.theory.rounds import stacked
+from fedexact.theory.rounds import Everyone, everyone
 
 DRAWS = 64  # rounds over which what the server draws is averaged
 
@@ -46,12 +45,12 @@ def cost(
     participation = Full() if participation is None else participation
     setting = setting_of(problem, participation)
     algorithm = algorithm.resolve(setting)
-    oracle = stacked(problem, oracles_for(algorithm, problem))
+    oracle = everyone(problem, algorithm)
     return cost_of(problem, algorithm, setting, oracle, x0)
 
 
 def cost_of(
-    problem: Problem, algorithm: Algorithm, setting: Setting, oracle: RowOracle, x0: Any = None
+    problem: Problem, algorithm: Algorithm, setting: Setting, oracle: Everyone, x0: Any = None
 ) -> Cost:
     """`cost` of a resolved algorithm on the clients' oracles, in one stack in client order."""
     x0 = np.zeros(problem.dim) if x0 is None else problem.check_model(x0)
@@ -64,7 +63,7 @@ def cost_of(
 
 
 @jax.jit
-def _with_proxes(algorithm: Algorithm, server: Any, clients: Any, oracle: RowOracle) -> Array:
+def _with_proxes(algorithm: Algorithm, server: Any, clients: Any, oracle: Everyone) -> Array:
     """(N,) row gradients of each client's first visit."""
     pulled = algorithm.pull(server, jnp.asarray(0))
 
@@ -72,11 +71,11 @@ def _with_proxes(algorithm: Algorithm, server: Any, clients: Any, oracle: RowOra
         client = jax.tree.map(lambda a: a[0], clients)
         return visit(algorithm, client, pulled, oracle.client(k), root_key(0))[2]
 
-    return lax.map(rows, jnp.arange(oracle.weight.shape[0]))
+    return lax.map(rows, jnp.arange(len(oracle.slots)))
 
 
 @jax.jit
-def _drawn(algorithm: Algorithm, server: Any, clients: Any, oracle: RowOracle) -> Array:
+def _drawn(algorithm: Algorithm, server: Any, clients: Any, oracle: Everyone) -> Array:
     """(N,) mean row gradients of each client's first visit over the messages of several rounds."""
 
     def rows(round: Array, k: Array) -> Array:
@@ -85,7 +84,5 @@ def _drawn(algorithm: Algorithm, server: Any, clients: Any, oracle: RowOracle) -
         return jnp.asarray(algorithm.row_gradients(client, pulled, oracle.client(k), key), float)
 
     every_client = jax.vmap(rows, (None, 0))
-    counts = jax.vmap(every_client, (0, None))(
-        jnp.arange(DRAWS), jnp.arange(oracle.weight.shape[0])
-    )
+    counts = jax.vmap(every_client, (0, None))(jnp.arange(DRAWS), jnp.arange(len(oracle.slots)))
     return counts.mean(axis=0)

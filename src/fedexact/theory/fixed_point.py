@@ -447,7 +447,7 @@ def _simulate(task: Rounds, center: np.ndarray | None, rounds: int, x0: Any) -> 
 
 def _work(task: Rounds) -> float:
     """About the multiplications of a round."""
-    algorithm, rows = task.algorithm, task.oracle.oracle.weight.shape[-1]
+    algorithm, rows = task.algorithm, int(task.problem.n_rows.max())
     inner = 10 * task.problem.dim if "prox" in algorithm.requires else 1
     return task.N * rows * task.problem.dim * getattr(algorithm, "local_steps", 1) * inner
 

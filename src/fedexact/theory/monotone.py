@@ -21,10 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from fedexact.core import Prox, in_float64
 from fedexact.errors import CapabilityError, InputError, check_positive
@@ -90,7 +89,7 @@ def gradients(problem: Problem) -> Map:
 
     @in_float64
     def values(z: np.ndarray) -> np.ndarray:
-        return _per_client(_gradients, problem, problem.oracles, z)
+        return problem.map_clients(_grad, _stacked_point(problem, z))
 
     return values
 
@@ -100,7 +99,7 @@ def proxes(problem: Problem) -> Resolvent:
 
     Raises CapabilityError for a problem whose prox is inexact (a custom loss, or d > 500).
     """
-    if problem.oracles[0].prox_method == "gradient":
+    if problem.oracles.prox_method == "gradient":
         raise CapabilityError(
             f"the prox of the {problem.loss.name} loss with d = {problem.dim} takes gradient steps "
             "and is inexact: a resolvent needs a loss with a Hessian and d <= 500"
@@ -108,7 +107,7 @@ def proxes(problem: Problem) -> Resolvent:
 
     @in_float64
     def resolvent(z: np.ndarray, s: float) -> np.ndarray:
-        return _per_client(_proxes, problem, problem.prox_oracles, z, s)
+        return problem.map_clients(_prox, _stacked_point(problem, z), shared=(s,), prox=True)
 
     return resolvent
 
@@ -142,25 +141,17 @@ def stacked(x: Any, rows: int) -> np.ndarray:
     return np.tile(np.asarray(x, float), (rows, 1))
 
 
-def _per_client(
-    fn: Any, problem: Problem, oracles: tuple[RowOracle, ...], z: np.ndarray, *args: float
-) -> np.ndarray:
-    """(N, d) fn(oracles of a stack, their rows of z, *args), whatever the clients' order inside."""
+def _stacked_point(problem: Problem, z: np.ndarray) -> np.ndarray:
+    """z as (N, d) floats; InputError for another shape."""
     shape = (problem.n_clients, problem.dim)
     if np.shape(z) != shape:
         raise InputError(f"a point of the stacked space has shape {shape}, got {np.shape(z)}")
-    rows = problem.layout.in_slots(np.asarray(z, float))
-    found = [np.asarray(fn(o, jnp.asarray(r), *args)) for o, r in zip(oracles, rows, strict=True)]
-    return problem.layout.in_client_order(found)
+    return np.asarray(z, float)
 
 
-@jax.jit
-def _gradients(oracles: RowOracle, z: Array) -> Array:
-    slots = jnp.arange(len(z))
-    return lax.map(lambda j: oracles.client(j).grad(z[j]), slots)
+def _grad(oracle: RowOracle, z: Array) -> Array:
+    return oracle.grad(z)
 
 
-@jax.jit
-def _proxes(oracles: RowOracle, z: Array, s: Any) -> Array:
-    slots = jnp.arange(len(z))
-    return lax.map(lambda j: oracles.client(j).prox(z[j], s, z[j]), slots)
+def _prox(oracle: RowOracle, z: Array, s: Array) -> Array:
+    return oracle.prox(z, s, z)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +14,8 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
 from fedexact.core import Algorithm, client_key, record, root_key, static
-from fedexact.engines.state import initial, oracles_for, push_unless_empty
-from fedexact.oracles import RowOracle
+from fedexact.engines.state import initial, part_for, push_unless_empty
+from fedexact.oracles import RowOracle, Stack
 from fedexact.participation import (
     Bernoulli,
     Categorical,
@@ -54,10 +53,10 @@ def _prox_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
 
 @record
 class Differentiable:
-    """A stack of oracles whose prox has the derivative of the exact one, and whose mini-batch
+    """Oracles whose prox has the derivative of the exact one, and whose mini-batch
     gradients are replaced by their mean where `mean`."""
 
-    oracle: RowOracle
+    oracle: Any  # a RowOracle, or an Everyone before `client`
     mean: bool = static(default=False)
 
     @property
@@ -95,35 +94,25 @@ class Differentiable:
         return dataclasses.replace(self, oracle=self.oracle.client(j))
 
 
-def stacked(problem: Problem, oracles: Sequence[RowOracle]) -> RowOracle:
-    """The buckets' oracles as one stack in client order, padded to the largest client."""
-    size = max(oracle.weight.shape[-1] for oracle in oracles)
-    where = np.concatenate([bucket.slots for bucket in problem.layout.buckets])
-    order = np.argsort(where, kind="stable")[np.sum(where < 0) :]  # empty slots come first
+@record
+class Everyone:
+    """The clients' oracles in client order, each padded to the largest."""
 
-    def join(*leaves: Array) -> Array:
-        return jnp.concatenate(leaves)[order]
+    stack: Stack
+    slots: Array  # (N,)
 
-    per_client = [field for field in _fields(oracles[0]) if field not in RowOracle.SHARED]
-    padded = [_padded(oracle, size) for oracle in oracles]
-    values = {
-        name: jax.tree.map(join, *(getattr(oracle, name) for oracle in padded))
-        for name in per_client
-    }
-    return dataclasses.replace(padded[0], **values)
+    @property
+    def prox_method(self) -> str:
+        return self.stack.prox_method
+
+    def client(self, k: Array | int) -> RowOracle:
+        return self.stack.client(self.slots[k])
 
 
-def _fields(oracle: RowOracle) -> list[str]:
-    return [field.name for field in dataclasses.fields(oracle)]
-
-
-def _padded(oracle: RowOracle, size: int) -> RowOracle:
-    """With `size` rows per client: the first one again, of weight 0."""
-    have = oracle.weight.shape[-1]
-    rows = np.where(np.arange(size) < have, np.arange(size), 0)
-    weight = jnp.pad(oracle.weight, ((0, 0), (0, size - have)))
-    columns = jax.tree.map(lambda a: a[:, rows], oracle.rows)
-    return dataclasses.replace(oracle, rows=columns, weight=weight)
+def everyone(problem: Problem, algorithm: Algorithm) -> Everyone:
+    """The oracles that the algorithm needs."""
+    part = part_for(algorithm, problem)
+    return Everyone(part.oracles, jnp.asarray(part.layout.slot_of))
 
 
 # --- a round --------------------------------------------------------------------------------------
@@ -218,7 +207,7 @@ class Rounds:
         self.setting = setting_of(problem, self.participation, seed)
         self.algorithm = algorithm.resolve(self.setting)
         self.seed = seed
-        oracle = stacked(problem, oracles_for(self.algorithm, problem))
+        oracle = everyone(problem, self.algorithm)
         self.program = Program(self.algorithm, Differentiable(oracle, mean), root_key(seed))
 
     @property
