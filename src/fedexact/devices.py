@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedexact.errors import IdleCoresWarning, InputError
@@ -138,5 +139,8 @@ def over_shards(
 
 
 def all_shards_sum(tree: Any, mesh: Mesh | None) -> Any:
-    """Inside `over_shards`: the sum over the devices."""
-    return tree if mesh is None else jax.lax.psum(tree, AXIS)
+    """Inside `over_shards`: the sum over the devices, of all leaves in one message."""
+    if mesh is None:
+        return tree
+    flat, as_tree = ravel_pytree(tree)
+    return as_tree(jax.lax.psum(flat, AXIS))

@@ -270,7 +270,7 @@ class _Run:
             before = self.local_models(state)
             cohorts = self.participation.cohorts(self.problem.n_clients, first, last, self.seed)
             state, rows = self.engine.advance(
-                self.algorithm, self.problem, state, cohorts, first, root_key(self.seed)
+                self.algorithm, self.problem, state, cohorts, first, self.root
             )
             uploads, gradients = uploads + len(cohorts.ids), gradients + rows
             seen[cohorts.ids] = True
@@ -345,6 +345,10 @@ class _Run:
         if not np.isfinite(mapping[-1]):
             return True
         return mapping[-1] > mapping[0] and mapping[-1] > GROWTH * self.scale
+
+    @cached_property
+    def root(self) -> jax.Array:
+        return root_key(self.seed)
 
     @cached_property
     def scale(self) -> float:

@@ -37,9 +37,9 @@ ROUNDS = 16
 class Visits(NamedTuple):
     """Who is visited in one bucket."""
 
-    slots: Array  # (rounds, shards, width) positions within the shard, the first `counts` are valid
-    rows: Array  # (rounds, shards, width) and those of the states
-    counts: Array  # (rounds, shards)
+    slots: Any  # (rounds, shards, width) positions within the shard, the first `counts` are valid
+    rows: Any  # (rounds, shards, width) and those of the states
+    counts: Any  # (rounds, shards)
 
 
 class Span(NamedTuple):
@@ -51,6 +51,7 @@ class Span(NamedTuple):
     server: Any
     clients: Any
     visits: Any  # per bucket
+    counts: Any  # (rounds,) participants
     start: Any  # first round
     stop: Any  # the one after the last
     root: Any  # key
@@ -90,8 +91,9 @@ class Compiled:
             state.server,
             slab.states,
             visits(layout, part.of(slab.place), mine),
-            jnp.asarray(start),
-            jnp.asarray(start + len(cohorts.offsets) - 1),
+            participants(cohorts),
+            np.int64(start),
+            np.int64(start + len(cohorts.offsets) - 1),
             root,
         )
         server, clients, rows = jax.block_until_ready(_advance(layout.mesh, span))
@@ -110,6 +112,13 @@ def visits(layout: Layout, place: np.ndarray, cohorts: Cohorts) -> tuple[Visits,
     )
 
 
+def participants(cohorts: Cohorts) -> np.ndarray:
+    """(rounds,) number of participants, as many rounds as the program takes."""
+    counts = np.zeros(at_least(len(cohorts.offsets) - 1, ROUNDS), np.int64)
+    counts[: len(cohorts.offsets) - 1] = np.diff(cohorts.offsets)
+    return counts
+
+
 def _visits(
     layout: Layout, place: np.ndarray, ids: np.ndarray, round_of: np.ndarray, rounds: int
 ) -> Visits:
@@ -122,12 +131,12 @@ def _visits(
     cell, ids = cell[order], ids[order]
     at = cell, np.arange(len(order)) - (np.cumsum(count) - count)[cell]
 
-    def table(of: np.ndarray) -> Array:
+    def table(of: np.ndarray) -> np.ndarray:
         filled = np.zeros((len(count), width), np.int32)
         filled[at] = of
-        return jnp.asarray(filled.reshape(rounds, layout.shards, width))
+        return filled.reshape(rounds, layout.shards, width)
 
-    counts = jnp.asarray(count.reshape(rounds, layout.shards))
+    counts = count.reshape(rounds, layout.shards)
     return Visits(table(layout.slot_of[ids] % layout.width), table(place[ids]), counts)
 
 
@@ -140,6 +149,7 @@ def _advance(mesh: Mesh | None, span: Span) -> tuple[Any, Any, Array]:
         server=WHOLE,
         clients=SPLIT,
         visits=PartitionSpec(None, AXIS),
+        counts=WHOLE,
         start=WHOLE,
         stop=WHOLE,
         root=WHOLE,
@@ -149,13 +159,13 @@ def _advance(mesh: Mesh | None, span: Span) -> tuple[Any, Any, Array]:
 
 def _rounds(mesh: Mesh | None, span: Span) -> tuple[Any, Any, Array]:
     """The rounds of the span on this device's slice of the clients, and their row gradients."""
-    algorithm, oracles, ids, server, clients, visits, start, stop, root = span
+    algorithm, oracles, ids, server, clients, visits, counts, start, stop, root = span
 
     def one_round(r: Array, carry: _Carry) -> _Carry:
         server, clients, gradients = carry
         pulled = algorithm.pull(server, r)
-        total, count = _no_upload(algorithm, oracles, clients, pulled, root), 0
-        rows, of_round = jnp.zeros_like(gradients), round_key(root, r)
+        total = _no_upload(algorithm, oracles, clients, pulled, root)
+        of_round = round_key(root, r)
         for b, visited in enumerate(visits):
 
             def see(slot: Array, row: Array, states: Any, sums: Any, b: int = b) -> tuple[Any, Any]:
@@ -163,15 +173,17 @@ def _rounds(mesh: Mesh | None, span: Span) -> tuple[Any, Any, Array]:
                 client, *adds = visit(algorithm, _at(states, row), pulled, oracle, key)
                 return _put(states, row, client), jax.tree.map(jnp.add, sums, tuple(adds))
 
-            clients, (total, rows) = _over(visited, r - start, see, clients, (total, rows))
-            count = count + visited.counts[r - start, 0]
-        total, count, rows = all_shards_sum((total, count, rows), mesh)
-        server = push_unless_empty(algorithm, server, total, count)
+            sums = total, gradients
+            clients, (total, gradients) = _over(visited, r - start, see, clients, sums)
+        total = all_shards_sum(total, mesh)
+        server = push_unless_empty(algorithm, server, total, counts[r - start])
         if algorithm.receives:
             clients = _all_receive(algorithm, server, clients, visits, r - start)
-        return server, clients, gradients + rows
+        return server, clients, gradients
 
-    return lax.fori_loop(start, stop, one_round, (server, clients, jnp.zeros(())))
+    first = server, clients, jnp.zeros(())
+    server, clients, gradients = lax.fori_loop(start, stop, one_round, first)
+    return server, clients, all_shards_sum(gradients, mesh)
 
 
 def _all_receive(
