@@ -19,7 +19,7 @@ RECORD_EVERY = 10
 def main(name: str, quick: bool) -> Result:
     """All algorithms of the registry with their defaults and everybody taking part."""
     data = WORKLOADS["W1"]()
-    problem, rounds = problem_of(data), 20 if quick else 100
+    problem, rounds = problem_of(data), 20 if quick else 40
     calls = {
         label: partial(solve, problem, with_steps(algorithm, data.info["local_steps"]), rounds)
         for label, algorithm in fx.ALGORITHMS.items()
@@ -27,7 +27,7 @@ def main(name: str, quick: bool) -> Result:
     ran = {label: call()[0] for label, call in calls.items()}
     gradients = {label: _gradients(result, data.X.shape[0]) for label, result in ran.items()}
     found: dict[str, list[float]] = {label: [] for label in calls}
-    for _ in range(3 if quick else 7):
+    for _ in range(3 if quick else 5):
         for label, call in calls.items():
             found[label].append(call()[1])
     ms = {label: 1e3 * s for label, s in medians(found).items()}

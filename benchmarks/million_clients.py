@@ -16,9 +16,9 @@ import benchmarks.cores  # noqa: F401 - a device per core
 import fedexact as fx
 from benchmarks.processes import own_peak
 from benchmarks.solving import seconds
-from fedexact.clients import Clients
+from fedexact.clients import Clients, aligned
 
-D, LEAST, MOST, COHORT, STRETCHES = 20, 2, 50, 1000, 5
+D, LEAST, MOST, COHORT, STRETCHES = 20, 2, 50, 1000, 4
 
 
 def main(few: int, many: int, rounds: int, names: list[str]) -> None:
@@ -46,7 +46,7 @@ def make_problem(n_clients: int) -> fx.Problem:
     """Logistic regression, LEAST to MOST rows a client, columns filled one by one."""
     rng = np.random.default_rng(0)
     n_rows = rng.integers(LEAST, MOST + 1, n_clients)
-    X = np.empty((int(n_rows.sum()), D))
+    X = aligned((int(n_rows.sum()), D))  # which JAX uses in place
     logits = rng.normal(size=len(X))
     for j, x in enumerate(rng.normal(size=D) / np.sqrt(D)):
         X[:, j] = rng.normal(size=len(X))

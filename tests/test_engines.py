@@ -52,12 +52,21 @@ def test_every_algorithm_under_every_participation(
         all_engines(LEAST_SQUARES, algorithm(), participation=participation, seed=seed)
 
 
-@pytest.mark.parametrize("name", ["FedProx", "FedSplit", "FedDR"])
+@pytest.mark.parametrize(
+    "name", ["FedSplit", *(pytest.param(n, marks=pytest.mark.slow) for n in ("FedProx", "FedDR"))]
+)
 def test_newton_prox(name: str) -> None:
     all_engines(logistic(1), ALGORITHMS[name](), participation=PARTICIPATIONS["bernoulli"])
 
 
-@pytest.mark.parametrize("name", ["FedAvg batch", "SCAFFOLD 2", "FedSplit", "FOCUS 3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FedAvg batch",
+        "FOCUS 3",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("SCAFFOLD 2", "FedSplit")),
+    ],
+)
 def test_unequal_sizes_one_row_to_many(name: str) -> None:
     problem = least_squares(2, n_rows=(1, 2, 300, 40, 3), l2=0.5)
     assert len(problem.layout.sizes) > 1

@@ -8,7 +8,6 @@ The schedule is an argument: other participants, seeds or float hyperparameters 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -165,16 +164,24 @@ def _rounds(mesh: Mesh | None, span: Span) -> tuple[Any, Any, Array]:
         server, clients, gradients = carry
         pulled = algorithm.pull(server, r)
         total = _no_upload(algorithm, oracles, clients, pulled, root)
-        of_round = round_key(root, r)
+        of_round, news = round_key(root, r), []
         for b, visited in enumerate(visits):
 
-            def see(slot: Array, row: Array, states: Any, sums: Any, b: int = b) -> tuple[Any, Any]:
+            def see(j: Array, carry: Any, b: int = b, visited: Visits = visited) -> Any:
+                after, sums = carry
+                slot, row = visited.slots[r - start, 0, j], visited.rows[r - start, 0, j]
                 oracle, key = oracles.client(slot, b), jax.random.fold_in(of_round, ids[slot])
-                client, *adds = visit(algorithm, _at(states, row), pulled, oracle, key)
-                return _put(states, row, client), jax.tree.map(jnp.add, sums, tuple(adds))
+                client, *adds = visit(algorithm, _at(clients, row), pulled, oracle, key)
+                return _put(after, j, client), jax.tree.map(jnp.add, sums, tuple(adds))
 
-            sums = total, gradients
-            clients, (total, gradients) = _over(visited, r - start, see, clients, sums)
+            # written behind the visits: XLA copies states that are read and written in one loop
+            width = visited.rows.shape[-1]
+            after = jax.tree.map(lambda a, w=width: jnp.zeros((w, *a.shape[1:]), a.dtype), clients)
+            n = visited.counts[r - start, 0]
+            after, (total, gradients) = lax.fori_loop(0, n, see, (after, (total, gradients)))
+            news.append(after)
+        for visited, after in zip(visits, news, strict=True):
+            clients = _written(clients, visited, r - start, after)
         total = all_shards_sum(total, mesh)
         server = push_unless_empty(algorithm, server, total, counts[r - start])
         if algorithm.receives:
@@ -191,26 +198,18 @@ def _all_receive(
 ) -> Any:
     """The clients after the participants of the round got the new model."""
     model = algorithm.model(server)
-
-    def get(_slot: Array, row: Array, states: Any, _: tuple[()]) -> tuple[Any, tuple[()]]:
-        return _put(states, row, algorithm.receive(_at(states, row), model)), ()
-
     for visited in visits:
-        clients, _ = _over(visited, r, get, clients, ())
+        rows = visited.rows[r, 0]
+        after = jax.tree.map(lambda a, rows=rows: a[rows], clients)
+        after = jax.vmap(algorithm.receive, (0, None))(after, model)
+        clients = _written(clients, visited, r, after)
     return clients
 
 
-def _over(
-    visited: Visits,
-    r: Array,
-    see: Callable[[Array, Array, Any, Any], tuple[Any, Any]],
-    states: Any,
-    sums: Any,
-) -> tuple[Any, Any]:
-    """`see` for those visited in a round, one after the other: the states and sums it leaves."""
-    slots, rows = visited.slots[r, 0], visited.rows[r, 0]
-    n = visited.counts[r, 0]
-    return lax.fori_loop(0, n, lambda j, carry: see(slots[j], rows[j], *carry), (states, sums))
+def _written(clients: Any, visited: Visits, r: Array, after: Any) -> Any:
+    """The states with those of a round's participants replaced by `after` (width, ...)."""
+    rows, n = visited.rows[r, 0], visited.counts[r, 0]
+    return lax.fori_loop(0, n, lambda j, states: _put(states, rows[j], _at(after, j)), clients)
 
 
 def _at(states: Any, slot: Array) -> Any:
