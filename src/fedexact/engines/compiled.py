@@ -34,11 +34,11 @@ ROUNDS = 16
 
 
 class Visits(NamedTuple):
-    """Who is visited in one bucket."""
+    """Who is visited, bucket after bucket."""
 
-    slots: Any  # (rounds, shards, width) positions within the shard, the first `counts` are valid
+    slots: Any  # (rounds, shards, width) positions within the shard
     rows: Any  # (rounds, shards, width) and those of the states
-    counts: Any  # (rounds, shards)
+    first: Any  # (rounds, shards, buckets + 1) where the visits of each bucket begin
 
 
 class Span(NamedTuple):
@@ -49,14 +49,14 @@ class Span(NamedTuple):
     ids: Any  # (slots,) client of each slot
     server: Any
     clients: Any
-    visits: Any  # per bucket
+    visits: Any
     counts: Any  # (rounds,) participants
     start: Any  # first round
     stop: Any  # the one after the last
     root: Any  # key
 
 
-_Carry = tuple[Any, Any, Array]  # server, clients, row gradients
+_Carry = tuple[Any, Any, Any, Array]  # server, clients, those just visited, row gradients
 
 
 class Compiled:
@@ -99,15 +99,32 @@ class Compiled:
         return State(server, slab._replace(states=clients)), int(rows)
 
 
-def visits(layout: Layout, place: np.ndarray, cohorts: Cohorts) -> tuple[Visits, ...]:
-    """Sorts the participants of every round by bucket and shard; their states stand at `place`."""
-    T = len(cohorts.offsets) - 1
+def visits(layout: Layout, place: np.ndarray, cohorts: Cohorts) -> Visits:
+    """Sorts the participants of every round by shard and bucket; their states stand at `place`."""
+    T, buckets = len(cohorts.offsets) - 1, len(layout.sizes)
     rounds = at_least(T, ROUNDS)
-    round_of = np.repeat(np.arange(T), np.diff(cohorts.offsets))
-    bucket_of = layout.bucket_of[cohorts.ids]
-    return tuple(
-        _visits(layout, place, cohorts.ids[bucket_of == b], round_of[bucket_of == b], rounds)
-        for b in range(len(layout.sizes))
+    lines = np.repeat(np.arange(T), np.diff(cohorts.offsets)) * layout.shards
+    cell = (lines + layout.shard_of[cohorts.ids]) * buckets + layout.bucket_of[cohorts.ids]
+    count = np.bincount(cell, minlength=rounds * layout.shards * buckets)
+    first = np.zeros((rounds * layout.shards, buckets + 1), np.int32)
+    first[:, 1:] = np.cumsum(count.reshape(-1, buckets), axis=1)
+    width, most = layout.width, int(first[:, -1].max())
+    if width > WIDE:
+        width = min(width, at_least(most, WIDE // 8))
+    order = np.argsort(cell, kind="stable")
+    line, ids = cell[order] // buckets, cohorts.ids[order]
+    begin = np.cumsum(first[:, -1]) - first[:, -1]
+    at = line, np.arange(len(ids)) - begin[line]
+
+    def table(of: np.ndarray) -> np.ndarray:
+        filled = np.zeros((len(first), width), np.int32)
+        filled[at] = of
+        return filled.reshape(rounds, layout.shards, width)
+
+    return Visits(
+        table(layout.slot_of[ids] % layout.width),
+        table(place[ids]),
+        first.reshape(rounds, layout.shards, -1),
     )
 
 
@@ -116,27 +133,6 @@ def participants(cohorts: Cohorts) -> np.ndarray:
     counts = np.zeros(at_least(len(cohorts.offsets) - 1, ROUNDS), np.int64)
     counts[: len(cohorts.offsets) - 1] = np.diff(cohorts.offsets)
     return counts
-
-
-def _visits(
-    layout: Layout, place: np.ndarray, ids: np.ndarray, round_of: np.ndarray, rounds: int
-) -> Visits:
-    cell = round_of * layout.shards + layout.shard_of[ids]
-    count = np.bincount(cell, minlength=rounds * layout.shards)
-    width = layout.width
-    if width > WIDE:
-        width = min(width, at_least(int(count.max(initial=1)), WIDE // 8))
-    order = np.argsort(cell, kind="stable")
-    cell, ids = cell[order], ids[order]
-    at = cell, np.arange(len(order)) - (np.cumsum(count) - count)[cell]
-
-    def table(of: np.ndarray) -> np.ndarray:
-        filled = np.zeros((len(count), width), np.int32)
-        filled[at] = of
-        return filled.reshape(rounds, layout.shards, width)
-
-    counts = count.reshape(rounds, layout.shards)
-    return Visits(table(layout.slot_of[ids] % layout.width), table(place[ids]), counts)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -161,55 +157,39 @@ def _rounds(mesh: Mesh | None, span: Span) -> tuple[Any, Any, Array]:
     algorithm, oracles, ids, server, clients, visits, counts, start, stop, root = span
 
     def one_round(r: Array, carry: _Carry) -> _Carry:
-        server, clients, gradients = carry
-        pulled = algorithm.pull(server, r)
-        total = _no_upload(algorithm, oracles, clients, pulled, root)
-        of_round, news = round_key(root, r), []
-        for b, visited in enumerate(visits):
+        server, clients, after, gradients = carry
+        slots, rows, first = (table[r - start, 0] for table in visits)
+        pulled, of_round = algorithm.pull(server, r), round_key(root, r)
+        sums = _no_upload(algorithm, oracles, clients, pulled, root), gradients
+        for b in range(len(oracles.sizes)):
 
-            def see(j: Array, carry: Any, b: int = b, visited: Visits = visited) -> Any:
+            def see(j: Array, carry: Any, b: int = b) -> Any:
                 after, sums = carry
-                slot, row = visited.slots[r - start, 0, j], visited.rows[r - start, 0, j]
-                oracle, key = oracles.client(slot, b), jax.random.fold_in(of_round, ids[slot])
-                client, *adds = visit(algorithm, _at(clients, row), pulled, oracle, key)
+                oracle = oracles.client(slots[j], b)
+                key = jax.random.fold_in(of_round, ids[slots[j]])
+                client, *adds = visit(algorithm, _at(clients, rows[j]), pulled, oracle, key)
                 return _put(after, j, client), jax.tree.map(jnp.add, sums, tuple(adds))
 
-            # written behind the visits: XLA copies states that are read and written in one loop
-            width = visited.rows.shape[-1]
-            after = jax.tree.map(lambda a, w=width: jnp.zeros((w, *a.shape[1:]), a.dtype), clients)
-            n = visited.counts[r - start, 0]
-            after, (total, gradients) = lax.fori_loop(0, n, see, (after, (total, gradients)))
-            news.append(after)
-        for visited, after in zip(visits, news, strict=True):
-            clients = _written(clients, visited, r - start, after)
+            after, sums = lax.fori_loop(first[b], first[b + 1], see, (after, sums))
+        total, gradients = sums
         total = all_shards_sum(total, mesh)
         server = push_unless_empty(algorithm, server, total, counts[r - start])
-        if algorithm.receives:
-            clients = _all_receive(algorithm, server, clients, visits, r - start)
-        return server, clients, gradients
+        model = algorithm.model(server)
 
-    first = server, clients, jnp.zeros(())
-    server, clients, gradients = lax.fori_loop(start, stop, one_round, first)
+        def keep(j: Array, clients: Any) -> Any:
+            client = _at(after, j)
+            client = algorithm.receive(client, model) if algorithm.receives else client
+            return _put(clients, rows[j], client)
+
+        # Behind the visits: XLA copies all states where one loop both reads and writes them.
+        clients = lax.fori_loop(0, first[-1], keep, clients)
+        return server, clients, after, gradients
+
+    width = visits.slots.shape[-1]
+    after = jax.tree.map(lambda a: jnp.zeros((width, *a.shape[1:]), a.dtype), clients)
+    begin = server, clients, after, jnp.zeros(())
+    server, clients, _, gradients = lax.fori_loop(start, stop, one_round, begin)
     return server, clients, all_shards_sum(gradients, mesh)
-
-
-def _all_receive(
-    algorithm: Algorithm, server: Any, clients: Any, visits: tuple[Visits, ...], r: Array
-) -> Any:
-    """The clients after the participants of the round got the new model."""
-    model = algorithm.model(server)
-    for visited in visits:
-        rows = visited.rows[r, 0]
-        after = jax.tree.map(lambda a, rows=rows: a[rows], clients)
-        after = jax.vmap(algorithm.receive, (0, None))(after, model)
-        clients = _written(clients, visited, r, after)
-    return clients
-
-
-def _written(clients: Any, visited: Visits, r: Array, after: Any) -> Any:
-    """The states with those of a round's participants replaced by `after` (width, ...)."""
-    rows, n = visited.rows[r, 0], visited.counts[r, 0]
-    return lax.fori_loop(0, n, lambda j, states: _put(states, rows[j], _at(after, j)), clients)
 
 
 def _at(states: Any, slot: Array) -> Any:
