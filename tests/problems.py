@@ -9,6 +9,7 @@ import numpy as np
 
 import fedexact as fx
 from fedexact.engines import compiled
+from fedexact.losses import Huber, Logistic, Loss, Multinomial, Poisson, Squared
 
 
 def programs() -> int:
@@ -38,6 +39,27 @@ def logistic(
         X = rng.normal(size=(n, d))
         clients.append((X, (X @ rng.normal(size=d) + rng.normal(size=n) > 0).astype(float)))
     return fx.Problem(clients, loss="logistic", **{"l2": 0.1, **kwargs})
+
+
+LOSS_CASES: dict[str, Loss] = {
+    "squared": Squared(),
+    "logistic": Logistic(),
+    "multinomial2": Multinomial(2),
+    "multinomial4": Multinomial(4),
+    "poisson": Poisson(),
+    "huber": Huber(0.7),
+}
+
+
+def targets_for(loss: Loss, m: int, rng: np.random.Generator) -> np.ndarray:
+    """(m,) targets that the loss takes."""
+    if isinstance(loss, Logistic):
+        return rng.integers(2, size=m).astype(float)
+    if isinstance(loss, Multinomial):
+        return rng.integers(loss.n_classes, size=m).astype(float)
+    if isinstance(loss, Poisson):
+        return rng.poisson(2.0, size=m).astype(float)
+    return rng.normal(size=m)
 
 
 def random_targets(loss: str, eta: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -71,3 +71,20 @@ def rounds(
 
 def everybody(problem: fx.Problem, T: int) -> np.ndarray:
     return np.ones((T, problem.n_clients), bool)
+
+
+def assert_same_run(a: fx.Result, b: fx.Result, close: float) -> None:
+    """Two runs agree in states (relative to x), in who was never present, and in all counts."""
+    scale = max(1.0, float(np.max(np.abs(a.x))))
+    for side in ("server", "clients"):
+        mine, theirs = getattr(a, side), getattr(b, side)
+        assert mine.keys() == theirs.keys()
+        for field in mine:
+            np.testing.assert_allclose(
+                mine[field], theirs[field], rtol=0, atol=close * scale, err_msg=field
+            )
+    assert a.never_present == b.never_present
+    counts = [
+        "round", "participants", "uploads", "bytes_up", "bytes_down", "gradient_evaluations"
+    ]  # fmt: skip
+    assert a.history.select(counts).equals(b.history.select(counts))

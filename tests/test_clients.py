@@ -16,6 +16,7 @@ import fedexact as fx
 from fedexact import parts
 from fedexact.clients import aligned
 from problems import ALGORITHMS, random_targets
+from protocol import assert_same_run
 
 N_ROWS = np.array([7, 1, 30, 8, 2, 29])  # two buckets
 P = 3
@@ -52,18 +53,6 @@ def store(tmp_path: Path) -> Store:
         return fx.Clients(*maps, N_ROWS, **names)
 
     return clients
-
-
-def assert_same(a: fx.Result, b: fx.Result) -> None:
-    """Models, states and counts of two runs."""
-    scale = max(1.0, float(np.max(np.abs(a.x))))
-    for side in ("server", "clients"):
-        mine, theirs = getattr(a, side), getattr(b, side)
-        assert mine.keys() == theirs.keys()
-        for field in mine:
-            np.testing.assert_allclose(mine[field], theirs[field], rtol=0, atol=1e-13 * scale)
-    counts = ["round", "participants", "uploads", "gradient_evaluations"]
-    assert a.history.select(counts).equals(b.history.select(counts))
 
 
 # --- the same problem ----------------------------------------------------------------------------
@@ -162,7 +151,7 @@ def test_rows_on_the_disk_give_the_run_in_memory(
         fx.solve(problem, algorithm(), fx.Bernoulli(0.4), rounds=20, record_every=5)
         for problem in (memory, disk)
     )
-    assert_same(found, expected)
+    assert_same_run(found, expected, 1e-13)
 
 
 def test_only_rows_of_participants_are_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +186,7 @@ def test_a_memory_map_of_float32_is_that_of_its_values(store: Store) -> None:
         runs.append(fx.solve(narrow, fx.FOCUS(), fx.Bernoulli(0.5), rounds=10))
     expected = fx.solve(wide, fx.FOCUS(), fx.Bernoulli(0.5), rounds=10)
     for run in runs:
-        assert_same(run, expected)
+        assert_same_run(run, expected, 1e-13)
 
 
 def test_a_memory_map_is_not_copied(store: Store) -> None:
@@ -230,7 +219,7 @@ def test_two_devices_compute_what_one_does() -> None:
             fx.solve(problem, ALGORITHMS[name](), fx.Bernoulli(0.5), rounds=20)
             for problem in problems
         )
-        assert_same(one, two)
+        assert_same_run(one, two, 1e-13)
 
 
 # --- taking clients out --------------------------------------------------------------------------

@@ -12,23 +12,10 @@ import fedexact as fx
 from fedexact.engines import ENGINES, compiled
 from fedexact.participation import Cohorts
 from problems import ALGORITHMS, PARTICIPATIONS, least_squares, logistic, programs
+from protocol import assert_same_run
 
 CLOSE = 1e-11
 ROUNDS = 24
-
-
-def assert_same(a: fx.Result, b: fx.Result) -> None:
-    scale = max(1.0, float(np.max(np.abs(a.x))))
-    for side in ("server", "clients"):
-        mine, theirs = getattr(a, side), getattr(b, side)
-        assert mine.keys() == theirs.keys()
-        for field in mine:
-            assert np.max(np.abs(mine[field] - theirs[field]), initial=0.0) <= CLOSE * scale, field
-    assert a.never_present == b.never_present
-    counts = [
-        "round", "participants", "uploads", "bytes_up", "bytes_down", "gradient_evaluations"
-    ]  # fmt: skip
-    assert a.history.select(counts).equals(b.history.select(counts))
 
 
 def all_engines(problem: fx.Problem, algorithm: fx.Algorithm, **kwargs: object) -> None:
@@ -37,7 +24,7 @@ def all_engines(problem: fx.Problem, algorithm: fx.Algorithm, **kwargs: object) 
         for engine in ENGINES
     ]
     for other in others:
-        assert_same(compiled, other)
+        assert_same_run(compiled, other, CLOSE)
 
 
 LEAST_SQUARES = least_squares(0)
@@ -83,7 +70,7 @@ def test_sharding_changes_nothing(name: str) -> None:
     if len(jax.devices()) < 2:
         pytest.skip("one JAX device")
     n_rows = (5, 9, 2, 30, 4)
-    runs = [
+    one, two = (
         fx.solve(
             least_squares(4, n_rows=n_rows, shards=shards, l2=0.5),
             ALGORITHMS[name](),
@@ -91,8 +78,8 @@ def test_sharding_changes_nothing(name: str) -> None:
             rounds=ROUNDS,
         )
         for shards in (1, 2)
-    ]
-    assert_same(*runs)
+    )
+    assert_same_run(one, two, CLOSE)
 
 
 def test_empty_rounds_change_nothing_and_count(tmp_path) -> None:

@@ -18,10 +18,10 @@ FLOORS = [
     ["losses", "regularizers"],
     ["oracles", "participation"],
     ["algorithms"],
-    ["clients", "devices", "streams", "layout", "parts", "problem", "engines"],
+    ["clients", "devices", "streams", "layout", "parts", "objective", "problem", "engines"],
     ["bounds", "certificate", "reference", "result", "solve", "theory"],
     ["data"],
-    ["report", "config", "cli", "__main__"],
+    ["report", "config", "deploy", "cli", "__main__"],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(FLOORS, 1) for module in modules}
 
@@ -37,6 +37,7 @@ SAME_FLOOR = {
     ("parts", "devices"),
     ("parts", "layout"),
     ("parts", "streams"),
+    ("problem", "objective"),
     ("problem", "parts"),
     ("problem", "streams"),
     ("engines", "parts"),
@@ -54,6 +55,9 @@ SAME_FLOOR = {
     ("theory", "solve"),
     ("cli", "config"),
     ("cli", "report"),
+    ("cli", "deploy"),
+    ("deploy", "config"),
+    ("deploy", "report"),
     ("report", "config"),
     ("__main__", "cli"),
 }

@@ -26,17 +26,10 @@ from fedexact.losses import (
     make_loss,
 )
 from fedexact.losses.spectrum import MARGIN, gram_largest, gram_smallest, largest_eigenvalue
+from problems import LOSS_CASES, targets_for
 
 M, P = 13, 3
-CASES: dict[str, Loss] = {
-    "squared": Squared(),
-    "logistic": Logistic(),
-    "multinomial2": Multinomial(2),
-    "multinomial4": Multinomial(4),
-    "poisson": Poisson(),
-    "huber": Huber(0.7),
-}
-every_loss = pytest.mark.parametrize("loss", CASES.values(), ids=CASES.keys())
+every_loss = pytest.mark.parametrize("loss", LOSS_CASES.values(), ids=LOSS_CASES.keys())
 
 value = jax.jit(lambda loss, x, rows, weight: loss.value(x, rows, weight))
 grad = jax.jit(lambda loss, x, rows, weight: loss.grad(x, rows, weight))
@@ -44,20 +37,10 @@ hessian = jax.jit(lambda loss, x, rows, weight: loss.hessian(x, rows, weight))
 curvature = jax.jit(lambda loss, rows, weight: loss.curvature(rows, weight))
 
 
-def targets(loss: Loss, m: int, rng: np.random.Generator) -> np.ndarray:
-    if isinstance(loss, Logistic):
-        return rng.integers(2, size=m).astype(float)
-    if isinstance(loss, Multinomial):
-        return rng.integers(loss.n_classes, size=m).astype(float)
-    if isinstance(loss, Poisson):
-        return rng.poisson(2.0, size=m).astype(float)
-    return rng.normal(size=m)
-
-
 def problem(loss: Loss, seed: int = 0, m: int = M) -> tuple[np.ndarray, Rows, Array]:
     """x, rows and weights (one of them 0)."""
     rng = np.random.default_rng(seed)
-    rows = Rows(jnp.asarray(rng.normal(size=(m, P))), jnp.asarray(targets(loss, m, rng)))
+    rows = Rows(jnp.asarray(rng.normal(size=(m, P))), jnp.asarray(targets_for(loss, m, rng)))
     weight = rng.uniform(0.5, 2.0, size=m)
     weight[-1] = 0.0
     return rng.normal(size=loss.dim(P)), rows, jnp.asarray(weight)
@@ -106,7 +89,7 @@ def test_derivatives_equal_automatic_ones(loss):
 
 def test_losses_are_told_apart_by_jit():
     """Tree structures of different classes with equal static fields must differ (jit's cache)."""
-    structures = [jax.tree.structure(loss) for loss in CASES.values()]
+    structures = [jax.tree.structure(loss) for loss in LOSS_CASES.values()]
     for i, one in enumerate(structures):
         assert [one == other for other in structures] == [i == j for j in range(len(structures))]
 
@@ -218,9 +201,9 @@ def top(matrix) -> float:
     return float(np.max(np.abs(np.linalg.eigvalsh(np.asarray(matrix)))))
 
 
-@pytest.mark.parametrize("name", [name for name, loss in CASES.items() if loss.global_smooth])
+@pytest.mark.parametrize("name", [name for name, loss in LOSS_CASES.items() if loss.global_smooth])
 def test_curvature_bounds_the_hessian_everywhere(name):
-    loss = CASES[name]
+    loss = LOSS_CASES[name]
     _, rows, weight = problem(loss, 1)
     bound = float(curvature(loss, rows, weight))
     matrix = loss.curvature_matrix(rows, weight)
@@ -235,7 +218,7 @@ def test_curvature_bounds_the_hessian_everywhere(name):
 def test_curvature_is_tight():
     """Attained everywhere by squared, at x = 0 by logistic, at zero residuals by Huber."""
     for name in ("squared", "logistic", "multinomial2", "huber"):
-        loss = CASES[name]
+        loss = LOSS_CASES[name]
         _, rows, weight = problem(loss, 2)
         rows = rows._replace(y=0.0 * rows.y)
         attained = top(hessian(loss, np.zeros(P), rows, weight))
@@ -309,10 +292,10 @@ def test_strong_curvature_is_never_more_than_the_truth():
     assert gram_smallest(jnp.asarray(X[:3]), jnp.ones(3)) == 0.0
 
 
-@pytest.mark.parametrize("name", [name for name, loss in CASES.items() if not loss.quadratic])
+@pytest.mark.parametrize("name", [name for name, loss in LOSS_CASES.items() if not loss.quadratic])
 def test_only_quadratic_losses_are_strongly_convex(name):
-    _, rows, weight = problem(CASES[name])
-    assert CASES[name].strong_curvature(rows, weight) == 0.0
+    _, rows, weight = problem(LOSS_CASES[name])
+    assert LOSS_CASES[name].strong_curvature(rows, weight) == 0.0
 
 
 def test_wide_and_large_gram_matrices():
@@ -377,7 +360,7 @@ def directional(loss, x, v, rows, weight):
 def test_self_concordance_holds(loss, seed, scale):
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(4, P)) * rng.uniform(0.1, 3.0, size=(4, 1))
-    rows = Rows(jnp.asarray(X), jnp.asarray(targets(loss, 4, rng)))
+    rows = Rows(jnp.asarray(X), jnp.asarray(targets_for(loss, 4, rng)))
     weight = rng.exponential(size=4)
     x, v = rng.normal(size=(2, loss.dim(P)))
     x *= scale / np.max(np.abs(X @ x.reshape(P, -1)))

@@ -11,7 +11,6 @@ import scipy.sparse
 from fedexact.errors import CapabilityError
 from fedexact.losses import (
     CustomLoss,
-    Huber,
     Logistic,
     Loss,
     Multinomial,
@@ -38,16 +37,9 @@ from fedexact.losses.spectrum import (
     gram_largest,
     gram_smallest,
 )
+from problems import LOSS_CASES, targets_for
 
-LOSSES: dict[str, Loss] = {
-    "squared": Squared(),
-    "logistic": Logistic(),
-    "multinomial2": Multinomial(2),
-    "multinomial4": Multinomial(4),
-    "poisson": Poisson(),
-    "huber": Huber(0.7),
-}
-every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+every_loss = pytest.mark.parametrize("loss", LOSS_CASES.values(), ids=LOSS_CASES.keys())
 
 
 def close(found, expected, rtol: float = 1e-13) -> None:
@@ -102,16 +94,6 @@ every_matrix = pytest.mark.parametrize("X", MATRICES.values(), ids=MATRICES.keys
 both_kinds = pytest.mark.parametrize(
     "kind", [jnp.asarray, lambda X: sparse_of(X, pad=7)], ids=["dense", "sparse"]
 )
-
-
-def targets(loss: Loss, m: int, rng: np.random.Generator) -> np.ndarray:
-    if isinstance(loss, Logistic):
-        return rng.integers(2, size=m).astype(float)
-    if isinstance(loss, Multinomial):
-        return rng.integers(loss.n_classes, size=m).astype(float)
-    if isinstance(loss, Poisson):
-        return rng.poisson(2.0, size=m).astype(float)
-    return rng.normal(size=m)
 
 
 # --- the products against NumPy -------------------------------------------------------------------
@@ -170,7 +152,7 @@ def test_every_operation_of_a_loss_equals_the_dense_one(loss, name):
     X = MATRICES[name]
     m, p = X.shape
     rng = np.random.default_rng(5)
-    y, x = targets(loss, m, rng), jnp.asarray(0.3 * rng.normal(size=loss.dim(p)))
+    y, x = targets_for(loss, m, rng), jnp.asarray(0.3 * rng.normal(size=loss.dim(p)))
     weight = rng.uniform(0.5, 2.0, size=m)
     longer = sparse_of(np.vstack([X, np.zeros((4, p))]), pad=5)
     run = jax.jit(everything)
@@ -193,7 +175,7 @@ def test_clients_mapped_and_automatic_gradients(loss):
     m, p, N = 7, 5, 4
     rng = np.random.default_rng(7)
     X = np.stack([random_matrix(m, p, seed) for seed in range(N)])
-    y = jnp.asarray(np.stack([targets(loss, m, rng) for _ in range(N)]))
+    y = jnp.asarray(np.stack([targets_for(loss, m, rng) for _ in range(N)]))
     weight = jnp.asarray(rng.uniform(size=(N, m)))
     most = max(int(np.count_nonzero(part)) for part in X)
     clients = [sparse_of(part, pad=most - int(np.count_nonzero(part))) for part in X]
@@ -217,7 +199,7 @@ def test_the_largest_row_is_that_of_numpy(loss):
     rows = Rows(sparse_of(X, pad=3), jnp.zeros(len(X)))
     longest = np.max(np.linalg.norm(X, axis=1))
     factor = {"multinomial4": np.sqrt(2.0), "squared": 0.0, "huber": None}.get(
-        next(name for name, one in LOSSES.items() if one is loss), 1.0
+        next(name for name, one in LOSS_CASES.items() if one is loss), 1.0
     )
     found = loss.self_concordance(rows)
     assert found is None if factor is None else found == pytest.approx(factor * longest, rel=1e-14)
@@ -343,7 +325,7 @@ def clients_of(
     X = np.stack([random_matrix(m, p, seed, share=0.7) for seed in range(7)])
     X[:, :, 0] = 1.0
     weight = rng.uniform(0.5, 2.0, size=(7, m)) * (np.arange(m) <= np.arange(7)[:, None] * m // 6)
-    y = jnp.asarray(np.stack([targets(loss, m, rng) for _ in range(7)]))
+    y = jnp.asarray(np.stack([targets_for(loss, m, rng) for _ in range(7)]))
     if not sparse:
         return (Rows(jnp.asarray(X), y), jnp.asarray(weight)), X, weight
     X[weight == 0.0] = 0.0

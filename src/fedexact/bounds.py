@@ -55,8 +55,9 @@ from fedexact.losses import (
     Squared,
 )
 from fedexact.losses.design import Design, combine, n_features, predictor
+from fedexact.losses.spectrum import spectral_norm
+from fedexact.objective import Objective, summable
 from fedexact.oracles import RowOracle
-from fedexact.problem import Problem
 from fedexact.regularizers import (
     L1,
     Box,
@@ -100,7 +101,7 @@ class Pass(NamedTuple):
         return bool(np.isfinite(self.value) and np.all(sizes < OVERFLOW))
 
 
-def rounding_factor(problem: Problem) -> float:
+def rounding_factor(problem: Objective) -> float:
     """Rounding error of a sum over all rows, relative to the sum of the absolute terms.
 
     The worst case grows like the number of terms, the observed error like its square root at most
@@ -110,7 +111,7 @@ def rounding_factor(problem: Problem) -> float:
     return (8.0 + 2.0 * float(np.sqrt(problem.n_rows.sum() + problem.n_features))) * EPS
 
 
-def one_pass(problem: Problem, x: np.ndarray) -> Pass:
+def one_pass(problem: Objective, x: np.ndarray) -> Pass:
     """F, its gradient, and bounds on their rounding errors; zeros where nothing is known to be
     convex, since no bound on a distance follows there."""
     if not problem.loss.newton:
@@ -126,6 +127,7 @@ def one_pass(problem: Problem, x: np.ndarray) -> Pass:
     return Pass(float(value), value_rounding, grad, rounding)
 
 
+@summable
 def _sums(oracle: RowOracle, x: Array) -> tuple[Array, Array, Array, Array]:
     """Value, sum of absolute values, gradient, sum of the sizes of what the gradient adds up."""
     loss, rows, weight = oracle.loss, oracle.rows, oracle.weight
@@ -171,14 +173,14 @@ class Point(NamedTuple):
     settled: bool  # v and x - y are within their rounding errors: a better x cannot be told
 
 
-def gradient_mapping(problem: Problem, x: np.ndarray, here: Pass, step: float) -> np.ndarray:
+def gradient_mapping(problem: Objective, x: np.ndarray, here: Pass, step: float) -> np.ndarray:
     """(d,) G = (x - prox_{step g}(x - step grad F(x))) / step, without a regulariser grad F(x)."""
     if isinstance(problem.regularizer, Zero):
         return here.grad
     return (x - problem.prox(x - step * here.grad, step)) / step
 
 
-def point(problem: Problem, x: np.ndarray, here: Pass, step: float) -> Point | None:
+def point(problem: Objective, x: np.ndarray, here: Pass, step: float) -> Point | None:
     """y and v at x, None if the loss overflows on the way; with a regulariser this takes two more
     passes."""
     g = problem.regularizer
@@ -206,7 +208,7 @@ def point(problem: Problem, x: np.ndarray, here: Pass, step: float) -> Point | N
     return Point(x, y, offset, v, noise, fall, False, settled)
 
 
-def _fall(problem: Problem, x: np.ndarray, y: np.ndarray, here: Pass) -> float:
+def _fall(problem: Objective, x: np.ndarray, y: np.ndarray, here: Pass) -> float:
     """Bound on Phi(x) - Phi(y): F(x) - F(y) <= <grad F(x), x - y> by convexity."""
     g_x, g_y = problem.penalty(x), problem.penalty(y)
     if not np.isfinite(g_x):
@@ -247,11 +249,6 @@ class Metric(NamedTuple):
         return float(np.sqrt(spectral_norm(self.root.T @ self.root)))
 
 
-def spectral_norm(M: np.ndarray) -> float:
-    """Largest modulus of an eigenvalue of a symmetric M; faster than by singular values."""
-    return float(np.max(np.abs(np.linalg.eigvalsh(M))))
-
-
 def metric(M: np.ndarray, unit: float) -> Metric | None:
     """None if M is singular as far as rounding can tell; `unit` is the rounding error of its
     entries relative to the diagonal."""
@@ -270,7 +267,7 @@ def metric(M: np.ndarray, unit: float) -> Metric | None:
 # --- constants of F and g -------------------------------------------------------------------------
 
 
-def self_concordance(problem: Problem, transform: np.ndarray | None = None) -> float | None:
+def self_concordance(problem: Objective, transform: np.ndarray | None = None) -> float | None:
     """R over all rows, in the coordinates x' in which the rows are X transform; None if there is
     none."""
     found: list[Any] = []
@@ -285,13 +282,14 @@ def self_concordance(problem: Problem, transform: np.ndarray | None = None) -> f
     return float(np.max(problem.map_clients(_constant, shared=shared)))
 
 
+@summable
 def _constant(oracle: RowOracle, transform: Array | None = None) -> Any:
     X, y = oracle.rows
     moved = X if transform is None else predictor(X, transform)
     return oracle.loss.self_concordance(Rows(moved, y))
 
 
-def concordance(problem: Problem, M: Metric) -> float | None:
+def concordance(problem: Objective, M: Metric) -> float | None:
     """kappa with |third derivative along s| <= kappa |s|_M * second; None if there is none.
 
     The loss is a function of X x, x (n_features, outputs): with T T' = B^-1 for any positive
@@ -326,7 +324,7 @@ def scatter(g: OnCoordinates, values: np.ndarray, outside: np.ndarray) -> np.nda
     return out
 
 
-def model_size(problem: Problem, x: np.ndarray) -> float:
+def model_size(problem: Objective, x: np.ndarray) -> float:
     """max(|x|, |grad F(0)| / L_F), what a distance of x is relative to; takes a pass.
 
     It scales with the unit of x. Without g it is at most max(|x|, |x*|) where L_F is global,
@@ -352,7 +350,7 @@ class Ball(NamedTuple):
     gap: float  # bound on Phi(y) - Phi*
 
 
-def ridge_ball(problem: Problem, at: Point) -> Ball | None:
+def ridge_ball(problem: Objective, at: Point) -> Ball | None:
     """From the strong convexity of the ridge and of g; None unless it reaches all coordinates."""
     q = problem.ridge + curvature(problem.regularizer, problem.dim)
     if not (problem.loss.newton and np.all(q > 0)):
@@ -372,7 +370,7 @@ class Local(NamedTuple):
     least: float = 0.0  # lower bound on |x - x*|_2 for every minimiser x*
 
 
-def hessian_ball(problem: Problem, at: Point) -> Local:
+def hessian_ball(problem: Objective, at: Point) -> Local:
     """The ball from the Hessian at y."""
     bend = curvature(problem.regularizer, problem.dim)
     M = metric(problem.hessian(at.y) + np.diag(bend), rounding_factor(problem))
@@ -420,7 +418,7 @@ def _ball(at: Point, M: Metric, lam: float, kappa: float, newton: bool) -> Ball:
     return Ball(coefficients, distance, float(drift), gap)
 
 
-def _huber_ball(problem: Problem, at: Point, M: Metric, bend: np.ndarray) -> Local:
+def _huber_ball(problem: Objective, at: Point, M: Metric, bend: np.ndarray) -> Local:
     """In a ball |s|_M <= r around y the Hessian is at least that of the rows that stay in the
     quadratic part all over the ball, A. If |s|_M <= a |s|_A and a |v|_{A^-1} < r, a minimiser
     beyond the ball is impossible (on the way out Phi would have to fall and cannot), and
@@ -441,6 +439,7 @@ def _huber_ball(problem: Problem, at: Point, M: Metric, bend: np.ndarray) -> Loc
     return Local(_ball(at, A, lam, 0.0, newton=False), "")
 
 
+@summable
 def _staying_hessian(oracle: RowOracle, y: Array, root: Array, reach: Array) -> Array:
     """Hessian at y of the rows that stay in the quadratic part where |x - y|_M <= reach."""
     loss, rows = oracle.loss, oracle.rows
@@ -452,7 +451,7 @@ def _staying_hessian(oracle: RowOracle, y: Array, root: Array, reach: Array) -> 
     return loss.hessian(y, rows, jnp.where(stays, oracle.weight, 0.0)) + jnp.diag(oracle.ridge)
 
 
-def least_distance(problem: Problem, here: Pass, mapping: float, step: float) -> float:
+def least_distance(problem: Objective, here: Pass, mapping: float, step: float) -> float:
     """A lower bound on the distance of x to any minimiser from global smoothness, 0 without it.
 
     The proximal gradient map T is nonexpansive for step <= 1/L and leaves minimisers alone, so
@@ -485,7 +484,7 @@ def _reach(g: Regularizer, y: np.ndarray) -> np.ndarray:
     return everywhere
 
 
-def dual_gap(problem: Problem, x: np.ndarray, here: Pass) -> float:
+def dual_gap(problem: Objective, x: np.ndarray, here: Pass) -> float:
     """Phi(x) - D(theta) for a feasible dual point theta; inf where none is at hand.
 
     Phi(x) = sum_i w_i phi_i(a_i'x) + h(x) with h separable, and
@@ -544,6 +543,7 @@ def _l1_and_l2(g: Regularizer, dim: int) -> tuple[np.ndarray, np.ndarray] | None
     return np.full(dim, l1), np.full(dim, float(g.strong_convexity))
 
 
+@summable
 def _conjugate_sum(oracle: RowOracle, x: Array, shift: Array, scale: Array) -> tuple[Array, Array]:
     """sum_i weight_i phi_i*(theta_i) and the sum of the absolute values."""
     loss, rows = oracle.loss, oracle.rows

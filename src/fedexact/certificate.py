@@ -29,12 +29,12 @@ from fedexact.bounds import (
     point,
     ridge_ball,
     rounding_factor,
-    spectral_norm,
 )
 from fedexact.core import in_float64
 from fedexact.errors import InputError, check_positive
 from fedexact.losses import Squared
-from fedexact.problem import Problem
+from fedexact.losses.spectrum import spectral_norm
+from fedexact.objective import Objective
 
 CERTIFIED, NOT_CERTIFIED, CANNOT_CERTIFY = "certified", "not certified", "cannot certify"
 SHOWN = 8  # client names in the printed form
@@ -116,7 +116,9 @@ class Certificate:
 
 
 @in_float64
-def certify(problem: Problem, x: Any, tol: float = 1e-6, absent: Iterable[str] = ()) -> Certificate:
+def certify(
+    problem: Objective, x: Any, tol: float = 1e-6, absent: Iterable[str] = ()
+) -> Certificate:
     """Bounds the distance of x to the pooled answer and judges it.
 
     Certified: |x - x*| is bounded by `tol`, in standard errors where they exist, else relative,
@@ -183,7 +185,7 @@ class _Evidence(NamedTuple):
     gap: float  # bound on the objective gap, inf if none
 
 
-def _gather(problem: Problem, x: np.ndarray) -> _Evidence:
+def _gather(problem: Objective, x: np.ndarray) -> _Evidence:
     here, step = one_pass(problem, x), _step(problem, x)
     at = point(problem, x, here, step) if here.finite else None
     if at is None:
@@ -202,7 +204,7 @@ def _gather(problem: Problem, x: np.ndarray) -> _Evidence:
     return _Evidence(mapping, step, ball, why_not, at.settled, least, units, gap)
 
 
-def _step(problem: Problem, x: np.ndarray) -> float:
+def _step(problem: Objective, x: np.ndarray) -> float:
     """The step of the gradient mapping, 1 / L_F."""
     L = problem.constants().L_F
     if not problem.loss.global_smooth and problem.dim <= DENSE_LIMIT:
@@ -211,7 +213,7 @@ def _step(problem: Problem, x: np.ndarray) -> float:
     return 1.0 / L if L > 1.0 / OVERFLOW else 1.0
 
 
-def _local(problem: Problem, at: Point) -> Local:
+def _local(problem: Objective, at: Point) -> Local:
     """The best of what the Hessian and strong convexity give, or why there is nothing."""
     if not problem.loss.newton:
         why_not = (
@@ -235,7 +237,7 @@ def _local(problem: Problem, at: Point) -> Local:
     return local._replace(ball=best)
 
 
-def _units(problem: Problem, x: np.ndarray, ball: Ball | None) -> _Units | None:
+def _units(problem: Objective, x: np.ndarray, ball: Ball | None) -> _Units | None:
     """Standard errors at x, and bounds in terms of those at x*, which differ: the information
     changes by a factor exp(drift) at most, the root of the residual sum of squares by |x - x*| in
     the norm of the information."""
@@ -265,7 +267,7 @@ def _units(problem: Problem, x: np.ndarray, ball: Ball | None) -> _Units | None:
 
 
 def _judge(
-    problem: Problem, x: np.ndarray, evidence: _Evidence, tol: float, absent: tuple[str, ...]
+    problem: Objective, x: np.ndarray, evidence: _Evidence, tol: float, absent: tuple[str, ...]
 ) -> tuple[str, str]:
     if absent:
         was = "client {} was" if len(absent) == 1 else "clients {} were"
@@ -295,7 +297,7 @@ def _judge(
     )
 
 
-def _distance(problem: Problem, x: np.ndarray, evidence: _Evidence) -> tuple[float | None, str]:
+def _distance(problem: Objective, x: np.ndarray, evidence: _Evidence) -> tuple[float | None, str]:
     """The bound on the distance that decides, and its unit."""
     if evidence.units is not None and evidence.units.bounds is not None:
         return float(evidence.units.bounds.max()), "standard errors"
@@ -304,14 +306,14 @@ def _distance(problem: Problem, x: np.ndarray, evidence: _Evidence) -> tuple[flo
     return _relative(problem, x, evidence.ball.distance), "(relative distance)"
 
 
-def _relative(problem: Problem, x: np.ndarray, distance: float) -> float:
+def _relative(problem: Objective, x: np.ndarray, distance: float) -> float:
     if distance == 0.0:
         return 0.0
     size = model_size(problem, x)
     return distance / size if size > 0 else np.inf
 
 
-def _check_absent(problem: Problem, absent: Iterable[str]) -> tuple[str, ...]:
+def _check_absent(problem: Objective, absent: Iterable[str]) -> tuple[str, ...]:
     absent, known = tuple(absent), set(problem.names)
     for name in absent:
         if name not in known:
@@ -321,7 +323,7 @@ def _check_absent(problem: Problem, absent: Iterable[str]) -> tuple[str, ...]:
     return absent
 
 
-def _present(problem: Problem, absent: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+def _present(problem: Objective, absent: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
     """The names of the clients that took part, and their number of rows."""
     if not absent:
         return tuple(problem.names), int(problem.n_rows.sum())

@@ -159,12 +159,14 @@ class Clients:
         return self.take(np.arange(len(self.n_rows)), 0)
 
     def take(self, ids: np.ndarray, capacity: int) -> Clients:
-        """The rows of the clients `ids`, ascending, in memory; behind them the first one again,
-        owned by nobody, up to `capacity` rows."""
+        """The rows of the clients `ids`, ascending, in memory; behind them, unless they are sparse,
+        the first one again, owned by nobody, up to `capacity` rows."""
         n_rows = self.n_rows[ids]
         n = int(n_rows.sum())
         first = np.repeat(self.start[ids] - (np.cumsum(n_rows) - n_rows), n_rows)
         index = first + np.arange(n)
+        if self.sparse:
+            return self._taken(self.X[index], self.y[index], n_rows)
         X = aligned((max(n, capacity), self.n_features))
         X[:, : int(self.ones)] = 1.0
         for begin in range(0, n, size := max(1, CHECKED // self.X.shape[1])):
@@ -172,6 +174,9 @@ class Clients:
             X[begin : begin + len(rows), int(self.ones) :] = self.X[rows]
         X[n:] = X[0]
         y = np.concatenate([self.y[index], np.full(len(X) - n, self.y[index[0]])])
+        return self._taken(X, y, n_rows)
+
+    def _taken(self, X: Any, y: np.ndarray, n_rows: np.ndarray) -> Clients:
         taken = self._but(X=X, y=y, n_rows=n_rows, ones=False)
         vars(taken).pop("start", None)
         return taken

@@ -14,9 +14,9 @@ from fedexact.clients import Clients
 from fedexact.core import in_float64
 from fedexact.devices import SPLIT, fetch, put
 from fedexact.errors import InputError
-from fedexact.layout import Layout, at_least, place
+from fedexact.layout import Layout, at_least, entries_of, place
 from fedexact.losses import Loss
-from fedexact.oracles import Stack, factor_of, largest, prox_method
+from fedexact.oracles import Size, Stack, factor_of, largest, prox_method
 from fedexact.streams import curvatures_of_clients, map_clients
 
 CHUNK = 1 << 25  # entries of X that are read from a memory map at once: 256 MB
@@ -38,6 +38,34 @@ class Part(NamedTuple):
     def of(self, per_client: np.ndarray) -> np.ndarray:
         """(n, ...) those of the part from (N, ...)."""
         return per_client if self.ids is None else per_client[self.ids]
+
+
+def lone_part(
+    client: Clients,
+    loss: Loss,
+    ridge: np.ndarray,
+    row_weight: float,
+    constants: tuple[float, float],
+    method: str,
+    prox: bool = False,
+) -> Part:
+    """One client by itself, as a site of a real federation holds it: the same numbers there and
+    here. The rows are a power of two, so that few programs are compiled.
+
+    `constants` are its L_k and l_k, `method` how proxes are computed; ready for them where `prox`.
+    """
+    n = client.n_rows
+    data = client.take(np.zeros(1, int), at_least(int(n[0]), 1))
+    layout = Layout(n, entries_of(data))
+    size = Size(len(data.y), layout.sizes[0].entries, bool(len(data.y) == n[0]))
+    layout.sizes = (size,)
+    stack = place(data, layout, loss, ridge, np.array([row_weight]))
+    smoothness, convexity = (jax.numpy.asarray([constant]) for constant in constants)
+    stack = dataclasses.replace(
+        stack, smoothness=smoothness, strong_convexity=convexity, prox_method=method
+    )
+    part = Part(layout, stack, None, put(layout.slots, None, SPLIT))
+    return _with_factors(part) if prox else part
 
 
 class Parts:
@@ -62,6 +90,7 @@ class Parts:
         self._loss, self._ridge, self._row_weight = loss, ridge, row_weight
         N, rows = len(data.n_rows), largest(layout.sizes).rows
         self._prox_method = prox_method(loss, len(ridge), rows, N)
+        self._alone: dict[tuple[int, bool], Part] = {}
         self.L_k, self.l_k = np.zeros((2, N))
         self._everybody = self._placed(data, layout, None) if in_memory else None
         self.L_k, self.l_k = self._curvatures()
@@ -82,8 +111,18 @@ class Parts:
             )
         ids = np.unique(ids)
         data = self._data.take(ids, at_least(int(self._data.n_rows[ids].sum()), ROWS))
-        part = self._placed(data, self.layout.only(ids), ids)
+        part = self._with_constants(self._placed(data, self.layout.only(ids), ids))
         return _with_factors(part) if prox else part
+
+    def alone(self, k: int, prox: bool = False) -> Part:
+        """Client k by itself."""
+        if (k, prox) not in self._alone:
+            client = self._data.take(np.array([k]), int(self._data.n_rows[k]))
+            self._alone[k, prox] = lone_part(
+                client, self._loss, self._ridge, float(self._row_weight[k]),
+                (float(self.L_k[k]), float(self.l_k[k])), self._prox_method, prox,
+            )  # fmt: skip
+        return self._alone[k, prox]
 
     def each(self, prox: bool = False) -> Iterator[Part]:
         """Everybody, one part after the other, in client order."""
@@ -102,7 +141,7 @@ class Parts:
         owner = layout.slots if ids is None else ids[layout.slots]
         weight = self._row_weight if ids is None else self._row_weight[ids]
         stack = place(data, layout, self._loss, self._ridge, weight)
-        return self._with_constants(Part(layout, stack, ids, put(owner, layout.mesh, SPLIT)))
+        return Part(layout, stack, ids, put(owner, layout.mesh, SPLIT))
 
     def _with_constants(self, part: Part) -> Part:
         layout = part.layout

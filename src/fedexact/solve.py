@@ -26,6 +26,7 @@ from fedexact.errors import (
     check_positive,
     check_seed,
 )
+from fedexact.objective import Objective, summable
 from fedexact.oracles import RowOracle
 from fedexact.participation import Full, Participation
 from fedexact.problem import Problem
@@ -125,7 +126,7 @@ class _Target:
     se: np.ndarray | None
 
     @staticmethod
-    def of(problem: Problem, tol: float | None, reference: Any, se: Any) -> _Target:
+    def of(problem: Objective, tol: float | None, reference: Any, se: Any) -> _Target:
         check_positive("tol", tol)
         if reference is not None:
             reference = problem.check_model(reference)
@@ -420,11 +421,12 @@ def check_kind(what: str, value: Any, kind: Any) -> None:
         raise InputError(f"{what} must be a {name}, got {value!r}")
 
 
+@summable
 def _grad_norm(oracle: RowOracle, x: jax.Array) -> jax.Array:
     return jnp.linalg.norm(oracle.grad(x))
 
 
-def setting_of(problem: Problem, participation: Participation, seed: int = 0) -> Setting:
+def setting_of(problem: Objective, participation: Participation, seed: int = 0) -> Setting:
     """What an algorithm may know before round 0."""
     return Setting(
         names=problem.names,
@@ -436,7 +438,7 @@ def setting_of(problem: Problem, participation: Participation, seed: int = 0) ->
     )
 
 
-def check_fit(problem: Problem, algorithm: Algorithm) -> None:
+def check_fit(problem: Objective, algorithm: Algorithm) -> None:
     """Raises CapabilityError where the algorithm cannot handle the problem."""
     if not isinstance(algorithm, Algorithm):
         raise InputError(f"algorithm must be one such as fx.FOCUS(), got {algorithm!r}")
@@ -447,7 +449,7 @@ def check_fit(problem: Problem, algorithm: Algorithm) -> None:
         )
 
 
-def evaluate(problem: Problem, x: np.ndarray) -> tuple[float, float]:
+def evaluate(problem: Objective, x: np.ndarray) -> tuple[float, float]:
     """F(x) + g(x) and the norm of the gradient mapping with step 1/L_F, in one pass."""
     value, grad = problem.value_and_grad(x)
     step = 1.0 / problem.constants().L_F

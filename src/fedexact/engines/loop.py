@@ -6,7 +6,6 @@ added in client order.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,10 +14,9 @@ import numpy as np
 from jax import Array
 
 from fedexact.core import Algorithm, client_key
-from fedexact.engines.state import State, part_for, push_unless_empty, visit
+from fedexact.engines.state import State, push_unless_empty, visit
 from fedexact.oracles import Stack
 from fedexact.participation import Cohorts
-from fedexact.parts import Part
 from fedexact.problem import Problem
 
 
@@ -44,17 +42,17 @@ class Loop:
         start: int,
         root: Array,
     ) -> tuple[State, int]:
-        part, gradients = part_for(algorithm, problem, cohorts.ids), 0
+        gradients = 0
         for t in range(len(cohorts.offsets) - 1):
             participants = cohorts.ids[cohorts.offsets[t] : cohorts.offsets[t + 1]]
-            state, rows = self.one_round(algorithm, part, state, participants, start + t, root)
+            state, rows = self.one_round(algorithm, problem, state, participants, start + t, root)
             gradients += rows
         return state, gradients
 
     def one_round(
         self,
         algorithm: Algorithm,
-        part: Part,
+        problem: Problem,
         state: State,
         participants: np.ndarray,
         round: int,
@@ -67,7 +65,7 @@ class Loop:
         pulled, uploads, gradients = pull(algorithm, server, round), [], 0
         for k in participants:
             clients[k], upload, rows = local(
-                algorithm, clients[k], pulled, *oracle_of(part, k), root, round, k
+                algorithm, clients[k], pulled, oracle_of(algorithm, problem, k), root, round, k
             )
             uploads.append(upload)
             gradients += int(rows)
@@ -80,10 +78,9 @@ class Loop:
         return State(server, clients), gradients
 
 
-def oracle_of(part: Part, k: int) -> tuple[Stack, Any, int]:
-    """Where client k's oracle stands: stack, slot and bucket."""
-    i = int(part.positions(np.asarray(k)))
-    return part.oracles, part.layout.slot_of[i], int(part.layout.bucket_of[i])
+def oracle_of(algorithm: Algorithm, problem: Problem, k: int) -> Stack:
+    """Client k alone, with what the algorithm requires of it."""
+    return problem.alone(int(k), prox="prox" in algorithm.requires).oracles
 
 
 @jax.jit
@@ -91,20 +88,19 @@ def pull(algorithm: Algorithm, server: Any, round: Array) -> Any:
     return algorithm.pull(server, round)
 
 
-@partial(jax.jit, static_argnames="bucket")
+@jax.jit
 def local(
     algorithm: Algorithm,
     client: Any,
     pulled: Any,
-    oracles: Stack,
-    slot: Array,
-    bucket: int,
+    alone: Stack,
     root: Array,
     round: Array,
     k: Array,
 ) -> tuple[Any, Any, Array]:
+    """The visit of client k, `alone` on its stack: state, upload, row gradients."""
     key = client_key(root, round, k)
-    return visit(algorithm, client, pulled, oracles.client(slot, bucket), key)
+    return visit(algorithm, client, pulled, alone.client(0, 0), key)
 
 
 @jax.jit

@@ -19,7 +19,6 @@ from fedexact.core import Algorithm
 from fedexact.engines import loop
 from fedexact.engines.matrices import check_size, pull_matrix, push_matrix
 from fedexact.engines.state import State
-from fedexact.parts import Part
 from fedexact.problem import Problem
 
 
@@ -33,7 +32,7 @@ class Matrix(loop.Loop):
     def one_round(
         self,
         algorithm: Algorithm,
-        part: Part,
+        problem: Problem,
         state: State,
         participants: np.ndarray,
         round: int,
@@ -49,9 +48,9 @@ class Matrix(loop.Loop):
 
         pulled, uploads = carried(R, {0: loop.pull(algorithm, server, round)}), {}
         for k in participants:
-            oracle = loop.oracle_of(part, k)
+            alone = loop.oracle_of(algorithm, problem, k)
             clients[k], uploads[k + 1], rows = loop.local(
-                algorithm, clients[k], pulled(k + 1), *oracle, root, round, k
+                algorithm, clients[k], pulled(k + 1), alone, root, round, k
             )
             gradients += int(rows)
         total = carried(C, uploads)(0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedexact.losses.design import Design, combine, gram, outer_gram, predictor
@@ -54,6 +55,11 @@ def largest_eigenvalue(
     ritz = jnp.linalg.eigvalsh(tridiagonal[:steps, :steps])
     top = jnp.max(jnp.abs(ritz))
     return top if steps == dim else (1.0 + margin) * top
+
+
+def spectral_norm(M: np.ndarray) -> float:
+    """Largest modulus of an eigenvalue of a symmetric M; faster than by singular values."""
+    return float(np.max(np.abs(np.linalg.eigvalsh(M))))
 
 
 def extreme_eigenvalues(A: Array) -> tuple[Array, Array]:

@@ -47,6 +47,10 @@ class RowOracle:
         """(d,) the gradient of f at x."""
         return self.loss.grad(x, self.rows, self.weight) + self.ridge * x
 
+    def value_and_grad(self, x: Array) -> tuple[Array, Array]:
+        """Both."""
+        return self.value(x), self.grad(x)
+
     def hessian(self, x: Array) -> Array:
         """(d, d) the Hessian of f at x."""
         return self.loss.hessian(x, self.rows, self.weight) + jnp.diag(self.ridge)

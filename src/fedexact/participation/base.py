@@ -6,7 +6,7 @@ import abc
 import functools
 import hashlib
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -54,6 +54,21 @@ class Cohorts(NamedTuple):
     )  # (stop - start + 1,) int64; round start + t: ids[offsets[t]:offsets[t + 1]]
 
 
+def of_mask(mask: np.ndarray) -> Cohorts:
+    """The cohorts of the T rounds of a mask (T, N)."""
+    offsets = np.append(0, np.cumsum(np.count_nonzero(mask, axis=1)))
+    return Cohorts(np.nonzero(mask)[1].astype(np.int32), offsets)
+
+
+def joined(blocks: Iterable[Cohorts]) -> Cohorts:
+    """The cohorts of consecutive ranges of rounds as one."""
+    ids, counts = [np.empty(0, np.int32)], [np.zeros(1, np.int64)]
+    for block in blocks:
+        ids.append(block.ids)
+        counts.append(np.diff(block.offsets))
+    return Cohorts(np.concatenate(ids), np.cumsum(np.concatenate(counts)))
+
+
 @dataclass(frozen=True)
 class Participation(abc.ABC):
     """The set S_r of clients that take part in round r, for r = 0, 1, ...
@@ -94,11 +109,7 @@ class Participation(abc.ABC):
 
     def cohorts(self, n_clients: int, start: int, stop: int, seed: int) -> Cohorts:
         """The same as `mask`, in memory proportional to the number of participants."""
-        ids, counts = [np.empty(0, np.int32)], [np.zeros(1, np.int64)]
-        for mask in self._masks(n_clients, start, stop, seed):
-            ids.append(np.nonzero(mask)[1].astype(np.int32))
-            counts.append(np.count_nonzero(mask, axis=1))
-        return Cohorts(np.concatenate(ids), np.cumsum(np.concatenate(counts)))
+        return joined(of_mask(mask) for mask in self._masks(n_clients, start, stop, seed))
 
     def _masks(self, n_clients: int, start: int, stop: int, seed: int) -> Iterator[np.ndarray]:
         """`mask` in consecutive blocks of bounded size."""

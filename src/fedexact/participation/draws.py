@@ -6,11 +6,11 @@ All are functions of (seed, round): round r takes its numbers from its own count
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
-from fedexact.participation.base import Cohorts, round_blocks, uniforms
+from fedexact.participation.base import Cohorts, joined, round_blocks, uniforms
 
 MANY = 4096  # clients; a table of no more is as fast and needs no second look
 _LEAST_WIDTH = 16  # numbers of a round per stream
@@ -25,7 +25,7 @@ def distinct(
     This is the law of drawing one by one without replacement. It is fast where most draws are new.
     """
     blocks = round_blocks(start, stop, m)
-    return _joined(_distinct(pick, m, n, begin, end, seed) for begin, end in blocks)
+    return joined(_distinct(pick, m, n, begin, end, seed) for begin, end in blocks)
 
 
 def _distinct(
@@ -55,7 +55,7 @@ def independent(
     """
     width = int(np.ceil(n * most + 4.0 * np.sqrt(n * most))) + _LEAST_WIDTH
     blocks = round_blocks(start, stop, width)
-    return _joined(_skipping(p(begin, end), width, n, begin, end, seed) for begin, end in blocks)
+    return joined(_skipping(p(begin, end), width, n, begin, end, seed) for begin, end in blocks)
 
 
 def _skipping(p: np.ndarray, width: int, n: int, start: int, stop: int, seed: int) -> Cohorts:
@@ -88,11 +88,3 @@ def _cohorts(keys: np.ndarray, n: int, T: int) -> Cohorts:
 
 def _offsets(keys: np.ndarray, n: int, T: int) -> np.ndarray:
     return np.searchsorted(keys, n * np.arange(T + 1)).astype(np.int64)
-
-
-def _joined(blocks: Iterable[Cohorts]) -> Cohorts:
-    ids, counts = [np.empty(0, np.int32)], [np.zeros(1, np.int64)]
-    for block in blocks:
-        ids.append(block.ids)
-        counts.append(np.diff(block.offsets))
-    return Cohorts(np.concatenate(ids), np.cumsum(np.concatenate(counts)))

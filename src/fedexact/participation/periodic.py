@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedexact.errors import InputError, check_count
-from fedexact.participation.base import Cohorts, Participation, check_cohort
+from fedexact.participation.base import Cohorts, Participation, check_cohort, of_mask
 from fedexact.participation.draws import as_mask
 from fedexact.participation.expectations import largest_gap
 
@@ -193,8 +193,7 @@ class Trace(Periodic):
 
     @functools.cached_property
     def _period(self) -> Cohorts:
-        ends = np.append(0, np.cumsum(np.count_nonzero(self._table, axis=1)))
-        return Cohorts(np.nonzero(self._table)[1].astype(np.int32), ends)
+        return of_mask(self._table)
 
 
 def _read(path: Path, where: str) -> tuple[np.ndarray, list[str] | None]:

@@ -11,7 +11,8 @@ from jax import Array
 
 from fedexact.errors import FedexactError
 from fedexact.losses.base import GramLoss
-from fedexact.problem import NEWTON_LIMIT
+from fedexact.losses.spectrum import spectral_norm
+from fedexact.objective import NEWTON_LIMIT
 from fedexact.reference.newton import conjugate_direction, newton_direction, not_found
 from fedexact.reference.pooled import EPS, Pooled
 from fedexact.regularizers import Regularizer
@@ -55,7 +56,7 @@ def _smoothness(pooled: Pooled, x: np.ndarray) -> float:
     if pooled.dense:
         known = pooled.problem.loss.global_smooth
         bound = pooled.curvature_matrix if known else pooled.expansion(x).hessian
-        return float(np.linalg.norm(bound, 2)) or 1.0
+        return spectral_norm(bound) or 1.0
 
     def product(v: np.ndarray) -> np.ndarray:
         v = v.ravel()
@@ -79,9 +80,9 @@ def _check_finite(pooled: Pooled, x: np.ndarray) -> None:
     problem, unit = pooled.problem, pooled.units
     if problem.loss.quadratic or not problem.loss.likelihood:
         return
-    grad, L = pooled.grad(x), 0.0
+    grad = pooled.grad(x)
     H = pooled.expansion(x).hessian if pooled.dense else None
-    L = float(np.linalg.norm(H, 2)) if H is not None else _smoothness(pooled, x)
+    L = spectral_norm(H) if H is not None else _smoothness(pooled, x)
     if L == 0.0:
         raise not_found(pooled, unit * x, grad)
     step = 1.0 / L

@@ -14,8 +14,9 @@ from jax import Array
 from fedexact.losses import Huber
 from fedexact.losses.base import GramLoss
 from fedexact.losses.design import combine, gram, n_features, predictor
+from fedexact.objective import NEWTON_LIMIT
 from fedexact.oracles import RowOracle
-from fedexact.problem import NEWTON_LIMIT, Problem
+from fedexact.problem import Problem
 
 EPS = float(np.finfo(float).eps)
 COLUMNS = 16  # of a block of the Hessian, in one pass
@@ -40,15 +41,15 @@ class Pooled:
 
     def value(self, x: np.ndarray) -> float:
         """F(x)."""
-        return float(self._sum(_value, x)) + self._ridge_value(x)
+        return float(self._sum(RowOracle.value, x)) + self._ridge_value(x)
 
     def grad(self, x: np.ndarray) -> np.ndarray:
         """(d,) gradient of F."""
-        return self._sum(_grad, x) + self.ridge * x
+        return self._sum(RowOracle.grad, x) + self.ridge * x
 
     def value_and_grad(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """F(x) and its (d,) gradient."""
-        value, grad = self._sum(_value_and_grad, x)
+        value, grad = self._sum(RowOracle.value_and_grad, x)
         return float(value) + self._ridge_value(x), grad + self.ridge * x
 
     def expansion(self, x: np.ndarray) -> Expansion:
@@ -111,25 +112,12 @@ class Pooled:
 # --- functions of an oracle without its ridge, weighted sums over its rows ------------------------
 
 
-def _value(oracle: RowOracle, x: Array) -> Array:
-    return oracle.loss.value(x, oracle.rows, oracle.weight)
-
-
-def _grad(oracle: RowOracle, x: Array) -> Array:
-    return oracle.loss.grad(x, oracle.rows, oracle.weight)
-
-
-def _value_and_grad(oracle: RowOracle, x: Array) -> tuple[Array, Array]:
-    return _value(oracle, x), _grad(oracle, x)
-
-
 def _expansion(oracle: RowOracle, x: Array) -> tuple[Array, Array, Array]:
-    hessian = oracle.loss.hessian(x, oracle.rows, oracle.weight)
-    return _value(oracle, x), _grad(oracle, x), hessian
+    return *oracle.value_and_grad(x), oracle.hessian(x)
 
 
 def _product(oracle: RowOracle, x: Array, v: Array) -> Array:
-    return jax.jvp(lambda x: _grad(oracle, x), (x,), (v,))[1]
+    return jax.jvp(oracle.grad, (x,), (v,))[1]
 
 
 def _products(oracle: RowOracle, x: Array, V: Array) -> Array:

@@ -89,7 +89,7 @@ def gradients(problem: Problem) -> Map:
 
     @in_float64
     def values(z: np.ndarray) -> np.ndarray:
-        return problem.map_clients(_grad, _stacked_point(problem, z))
+        return problem.map_clients(RowOracle.grad, _stacked_point(problem, z))
 
     return values
 
@@ -147,10 +147,6 @@ def _stacked_point(problem: Problem, z: np.ndarray) -> np.ndarray:
     if np.shape(z) != shape:
         raise InputError(f"a point of the stacked space has shape {shape}, got {np.shape(z)}")
     return np.asarray(z, float)
-
-
-def _grad(oracle: RowOracle, z: Array) -> Array:
-    return oracle.grad(z)
 
 
 def _prox(oracle: RowOracle, z: Array, s: Array) -> Array:
