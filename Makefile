@@ -45,9 +45,9 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.run
 
 lock:
 	uv pip compile --universal --python-version 3.11 --fork-strategy fewest --generate-hashes \
-	  --no-annotate --quiet pyproject.toml -o requirements/run.txt
+	  --no-annotate --quiet pyproject.toml --extra dev -o requirements/dev.txt
 	uv pip compile --universal --python-version 3.11 --fork-strategy fewest --generate-hashes \
-	  --no-annotate --quiet pyproject.toml --extra dev -c requirements/run.txt -o requirements/dev.txt
+	  --no-annotate --quiet pyproject.toml -c requirements/dev.txt -o requirements/run.txt
 
 clean:
 	rm -rf $(VENV) results build dist .pytest_cache .ruff_cache .hypothesis

@@ -136,6 +136,13 @@ def _sums(oracle: RowOracle, x: Array) -> tuple[Array, Array, Array, Array]:
     return oracle.value(x), size, oracle.grad(x), terms
 
 
+POINT_SUMS = (  # what the bounds at a point begin with, and over what it is summed
+    (_sums, "sum_over_clients"),
+    (RowOracle.hessian, "sum_over_rows"),
+    (RowOracle.value_and_grad, "sum_over_rows"),
+)
+
+
 def _gradient_terms(loss: Loss, x: Array, rows: Rows, weight: Array) -> Array:
     """(d,) sum_i weight_i e_i |a_i|, with e_i the size of what rounds in row i's derivative: the
     derivative, the target it is the difference to, and the terms of the linear predictor."""

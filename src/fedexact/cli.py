@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shlex
 from collections.abc import Callable, Iterator
@@ -177,6 +178,23 @@ def theory(
     if out:
         files = report.write_theory(predictions, observations, out, fx.__version__)
         console.print(Text(f"written to {out}: {', '.join(files)}"))
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []
+    }
+)  # fmt: skip
+@_errors_in_words
+def deploy(context: typer.Context) -> None:
+    """Run an experiment as a real federation, with Flower between the machines."""
+    if not all(importlib.util.find_spec(name) for name in ("flwr", "cryptography")):
+        raise InputError('fedexact deploy needs Flower: pip install "fedexact[flower]"')
+    from fedexact.deploy.commands import app as commands  # Flower is optional, and slow to import
+
+    code = commands(context.args, prog_name="fedexact deploy", standalone_mode=False)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command("list")

@@ -394,12 +394,11 @@ class _Run:
         clients = self.engine.clients(self.problem, state)
         names = zip(self.problem.names, self.done.seen, strict=True)
         never = [name for name, seen in names if not seen]
-        values, given = hyperparameters(self.algorithm), hyperparameters(self.given)
         return Result(
             x=x,
             algorithm=self.algorithm.name,
-            hyperparameters=values,
-            chosen={k: v for k, v in values.items() if given.get(k) is None and _is_number(v)},
+            hyperparameters=hyperparameters(self.algorithm),
+            chosen=chosen(self.given, self.algorithm),
             exactness=self.algorithm.exactness(self.setting),
             rounds=round,
             status=status,
@@ -455,6 +454,12 @@ def evaluate(problem: Objective, x: np.ndarray) -> tuple[float, float]:
     step = 1.0 / problem.constants().L_F
     moved = problem.prox(x - step * grad, step)
     return value + problem.penalty(x), float(np.linalg.norm(x - moved)) / step
+
+
+def chosen(given: Algorithm, resolved: Algorithm) -> dict[str, Any]:
+    """The hyperparameters that were left out, as chosen."""
+    values, asked = hyperparameters(resolved), hyperparameters(given)
+    return {k: v for k, v in values.items() if asked.get(k) is None and _is_number(v)}
 
 
 def _is_number(value: Any) -> bool:

@@ -8,6 +8,7 @@
     [problem]        loss, regularizer, l2, weights, reduction, fit_intercept
     [participation]  name = "bernoulli" or another, its arguments, per client in order or by name
     [[algorithms]]   name = "FOCUS" or another, its hyperparameters; label
+    [deploy]         how it runs across machines: clients, algorithms, rounds, deadline, quorum, ...
 
 Names and arguments are those of the registries, the only place where they are listed.
 """
@@ -53,6 +54,7 @@ from fedexact.data import PARTITIONS, Features, Federation, Target
 from fedexact.data.tables import existing
 from fedexact.errors import InputError
 from fedexact.losses import LOSSES
+from fedexact.objective import Objective
 from fedexact.participation import PARTICIPATIONS, Participation
 from fedexact.problem import Problem
 from fedexact.regularizers import REGULARIZERS
@@ -138,7 +140,7 @@ class _Table(BaseModel):
 
 # --- the tables -----------------------------------------------------------------------------------
 
-SOURCES = ("bundled", "csv", "parquet", "libsvm", "folder")
+SOURCES = ("bundled", "csv", "parquet", "libsvm", "folder", "sites")
 
 
 class DataTable(_Table):
@@ -149,6 +151,7 @@ class DataTable(_Table):
     parquet: FilePath | None = None
     libsvm: FilePath | None = None
     folder: FilePath | None = None
+    sites: Literal["rows", "oracles"] | None = None
     client: str | None = None
     target: TargetField | None = None
     features: FeaturesField | None = None
@@ -168,7 +171,7 @@ class DataTable(_Table):
         source = given[0]
         for key in sorted(self._given() - _ACCEPTS[source] - {source}):
             raise InputError(f"{key} does not go with {source}")
-        if source != "libsvm" and self.target is None:
+        if source != "libsvm" and self.sites != "oracles" and self.target is None:
             raise InputError("target is missing: which column is to be explained?")
         return self
 
@@ -184,6 +187,8 @@ class DataTable(_Table):
         given = {name: getattr(self, name) for name in self._given()}
         source = next(name for name in SOURCES if name in given)
         path = given.pop(source)
+        if source == "sites":
+            raise InputError("data: the rows lie at the sites; run it with `fedexact deploy`")
         if self.partition is not None:
             given["partition"] = make_named(PARTITIONS, self.partition, "data.partition")
         return _READERS[source](path, **given)
@@ -196,6 +201,7 @@ _ACCEPTS = {
     "parquet": _COMMON | {"client", "partition"},
     "folder": _COMMON | {"missing_values", "delimiter"},
     "libsvm": {"target", "partition", "n_features", "standardize"},
+    "sites": _COMMON,
 }
 _READERS = {
     "bundled": data.bundled,
@@ -209,7 +215,7 @@ _READERS = {
 class ProblemTable(_Table):
     """[problem]: the arguments of `fx.Problem`."""
 
-    loss: LossField
+    loss: LossField | None = None
     regularizer: RegularizerField | None = None
     l2: Annotated[float, Field(ge=0)] = 0.0
     weights: str | list[float] | dict[str, float] = "rows"
@@ -218,25 +224,68 @@ class ProblemTable(_Table):
 
     def build(self, federation: Federation) -> Problem:
         """The problem on these clients. Raises InputError."""
-        loss: Any = self.loss["name"]
-        if len(self.loss) > 1:
-            loss = make_named(LOSSES, self.loss, "problem.loss")
-        regularizer = None
-        if self.regularizer is not None:
-            regularizer = make_named(
-                REGULARIZERS, self.regularizer, "problem.regularizer", federation.feature_names
-            )
-        weights: Any = self.weights
-        if isinstance(weights, dict):
-            weights = by_name(weights, federation.names, "problem.weights")
         return federation.problem(
-            loss=loss,
-            regularizer=regularizer,
-            l2=self.l2,
-            weights=weights,
-            reduction=self.reduction,
-            fit_intercept=self.fit_intercept,
+            loss=self.build_loss(), **self.settings(federation.names, federation.feature_names)
         )
+
+    def build_loss(self) -> Any:
+        """The loss, or its name where it has no arguments. Raises InputError."""
+        if self.loss is None:
+            raise InputError("problem.loss: is missing")
+        return make_named(LOSSES, self.loss, "problem.loss") if len(self.loss) > 1 else self.name
+
+    @property
+    def name(self) -> str:
+        """Of the loss."""
+        return "" if self.loss is None else str(self.loss["name"])
+
+    def settings(self, names: Sequence[str], feature_names: Sequence[str]) -> dict[str, Any]:
+        """The other arguments of `fx.Problem` for these clients and columns. Raises InputError."""
+        regularizer, weights = None, self.weights
+        if self.regularizer is not None:
+            where = "problem.regularizer"
+            regularizer = make_named(REGULARIZERS, self.regularizer, where, feature_names)
+        if isinstance(weights, dict):
+            weights = by_name(weights, names, "problem.weights")
+        return {
+            "regularizer": regularizer,
+            "l2": self.l2,
+            "weights": weights,
+            "reduction": self.reduction,
+            "fit_intercept": self.fit_intercept,
+        }
+
+
+class DeployTable(_Table):
+    """[deploy]: what differs when the experiment runs across machines.
+
+    clients: names of the members, in order; those that say hello if left out.
+    algorithms, participation, rounds, tol: instead of the experiment's; whom a round invites is by
+        default everybody.
+    wait: seconds for all members to say hello; deadline: seconds of a round.
+    quorum: uploads without which a round does not count; any number if left out.
+    secure: the server sees sums only.
+    lost: what follows when a site has lost its state: "restart" from the model reached, or "refuse"
+        the site.
+    check_every: rounds between two passes over all rows, where rounds are not such passes already.
+    """
+
+    clients: Annotated[list[str], Field(min_length=1)] | None = None
+    algorithms: Annotated[list[AlgorithmField], Field(min_length=1)] | None = None
+    participation: ParticipationField = {"name": "full"}
+    rounds: Count | None = None
+    tol: Annotated[float, Field(gt=0)] | None = None
+    wait: Annotated[float, Field(gt=0)] = 300.0
+    deadline: Annotated[float, Field(gt=0)] = 180.0
+    quorum: Count | None = None
+    secure: bool = False
+    lost: Literal["restart", "refuse"] = "restart"
+    check_every: Count = 10
+
+    @model_validator(mode="after")
+    def _no_doubles(self) -> DeployTable:
+        _check_distinct(self.clients or [], "clients")
+        return self
 
 
 class Experiment(_Table):
@@ -251,6 +300,13 @@ class Experiment(_Table):
     problem: ProblemTable
     participation: ParticipationField = {"name": "full"}
     algorithms: Annotated[list[AlgorithmField], Field(min_length=1)]
+    deploy: DeployTable | None = None
+
+    @model_validator(mode="after")
+    def _has_a_loss(self) -> Experiment:
+        if self.data.sites != "oracles":
+            self.problem.build_loss()
+        return self
 
     @model_validator(mode="after")
     def _no_doubles(self) -> Experiment:
@@ -268,12 +324,24 @@ class Experiment(_Table):
         _check_distinct(seeds, "seeds")
         return self.model_copy(update={"seeds": list(seeds)})
 
+    def deployed(self) -> Experiment:
+        """The experiment with what [deploy] puts in place of its own settings."""
+        deploy = self.deploy or DeployTable()
+        replaced = {
+            name: value
+            for name in ("algorithms", "participation", "rounds", "tol")
+            if (value := getattr(deploy, name)) is not None
+        }
+        found = self.model_copy(update={**replaced, "deploy": deploy, "seeds": self.seeds[:1]})
+        _check_distinct(found.labels, "deploy.algorithms", "; give one of them another label")
+        return found
+
     def build_algorithms(self) -> dict[str, Algorithm]:
         """The algorithms by label, with hyperparameters as given."""
         built = (make_named(ALGORITHMS, table, "algorithms") for table in self.algorithms)
         return dict(zip(self.labels, built, strict=True))
 
-    def build_participation(self, problem: Problem) -> Participation:
+    def build_participation(self, problem: Objective) -> Participation:
         """Who takes part, checked against the clients. Raises InputError."""
         where = "participation"
         pattern = make_named(PARTICIPATIONS, self.participation, where, problem.names)

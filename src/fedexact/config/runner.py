@@ -38,13 +38,19 @@ class Prepared:
     """An experiment with everything checked and nothing written."""
 
     experiment: Experiment
-    federation: Federation
+    federation: Federation | None  # None where the rows are elsewhere
     problem: Problem
     participation: Participation
     algorithms: Mapping[str, Algorithm]  # by label, as given
     reference: np.ndarray | None  # (d,) pooled solution
     reference_se: np.ndarray | None  # (d,) its standard errors
     notes: tuple[str, ...]  # on the pooled solution
+
+    @property
+    def data(self) -> Federation:
+        """The rows, which are here."""
+        assert self.federation is not None
+        return self.federation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from fedexact.data.federation import (
     from_parquet,
     from_table,
 )
+from fedexact.data.handshake import Description, Encoded, Schema, Spec, agree, describe, encode
 from fedexact.data.mapped import memory_map
 from fedexact.data.moments import Moments, Sums, client_sums, pooled_moments, sums_of_clients
 from fedexact.data.partition import (
@@ -29,18 +30,25 @@ __all__ = [
     "Bundled",
     "ByLabel",
     "ByQuantity",
+    "Description",
     "Dirichlet",
+    "Encoded",
     "Features",
     "Federation",
     "Iid",
     "Moments",
     "Partition",
     "PartitionRecord",
+    "Schema",
+    "Spec",
     "Sums",
     "Target",
+    "agree",
     "bundled",
     "bundled_experiment",
     "client_sums",
+    "describe",
+    "encode",
     "from_csv",
     "from_folder",
     "from_libsvm",

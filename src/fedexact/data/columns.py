@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from fedexact.clients import LARGEST
 from fedexact.data.tables import kind, nearest, need_column
-from fedexact.errors import InputError
+from fedexact.errors import InputError, check_choice
 
+KINDS = ("number", "true/false", "text")
 TOO_LARGE = f"is larger than {LARGEST:g} in modulus, its square overflows; rescale the column"
 
 
@@ -127,37 +128,57 @@ def feature_columns(
     return chosen
 
 
-def design(table: pa.Table, columns: Sequence[str], spec: Features, place: Place) -> Design:
-    """The numbers of complete rows. Raises InputError naming client, row, column and value."""
-    blocks, names, levels = [], [], {}
+def design(
+    table: pa.Table,
+    columns: Sequence[str],
+    spec: Features,
+    place: Place,
+    agreed: Mapping[str, tuple[str, ...]] | None = None,
+) -> Design:
+    """The numbers of complete rows; the levels of categorical columns are those found in them, or
+    those `agreed`, the reference first. Raises InputError naming client, row, column and value."""
+    blocks, levels = [], {}
     for name in columns:
         column = table.column(name)
-        if name in spec.categorical or name in spec.reference:
-            cells = Texts(column)
-            found = _levels(cells, name, kind(column.type), spec.reference.get(name))
-        elif kind(column.type) == "text":
-            cells = Texts(column)
-            _check_text(cells, name, place)
-            found = _levels(cells, name, "text", None)
-        else:
+        cells = categories(column, name, spec, place)
+        if cells is None:
             blocks.append(numbers(column, name, place)[:, None])
-            names.append(name)
             continue
+        if agreed is None:
+            what, reference = kind(column.type), spec.reference.get(name)
+            found = ordered_levels(cells.values, len(cells.code), name, what, reference)
+        else:
+            found = agreed[name]
+            _check_known(cells, found, name, place)
         blocks.append(np.stack([cells.equal(level) for level in found[1:]], axis=1))
-        names += [f"{name}[{level}]" for level in found[1:]]
         levels[name] = found
-    return Design(np.concatenate(blocks, axis=1), tuple(names), levels)
+    return Design(np.concatenate(blocks, axis=1), coded_names(columns, levels), levels)
+
+
+def categories(column: pa.ChunkedArray, name: str, spec: Features, place: Place) -> Texts | None:
+    """The cells of a categorical column, None for any other. InputError for text with numbers."""
+    if name in spec.categorical or name in spec.reference:
+        _need_kind(column, name, KINDS)
+        return Texts(column)
+    if kind(column.type) != "text":
+        return None
+    cells = Texts(column)
+    _check_text(cells, name, place)
+    return cells
+
+
+def coded_names(columns: Sequence[str], levels: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The names of the columns of X; `levels` of the categorical ones, the reference first."""
+    names = []
+    for name in columns:
+        names += [f"{name}[{x}]" for x in levels[name][1:]] if name in levels else [name]
+    return tuple(names)
 
 
 def numbers(column: pa.ChunkedArray, name: str, place: Place) -> np.ndarray:
     """(n,) float64 of a number or true/false column without missing cells, all finite and of a size
     that can be squared."""
-    what = kind(column.type)
-    if what not in ("number", "true/false"):
-        raise InputError(
-            f"column {name!r} holds {what}: features are numbers, true/false or text; leave it out "
-            "(features.exclude)"
-        )
+    _need_kind(column, name, ("number", "true/false"))
     values = column.cast(pa.float64(), safe=False).to_numpy()
     for i in np.flatnonzero(~np.isfinite(values)).tolist()[:1]:
         raise InputError(
@@ -170,29 +191,44 @@ def numbers(column: pa.ChunkedArray, name: str, place: Place) -> np.ndarray:
 
 
 def target_values(
-    column: pa.ChunkedArray, spec: Target, place: Place
+    column: pa.ChunkedArray, spec: Target, place: Place, agreed: Sequence[str] | None = None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(n,) float64 target of complete rows, and the classes 0, 1, ... of a text target."""
-    name, text = spec.column, kind(column.type) == "text"
-    if spec.equals is not None and (text or isinstance(spec.equals, str)):
-        cells = Texts(column)
-        if str(spec.equals) not in cells.values:
+    """(n,) float64 target of complete rows, and the classes 0, 1, ... of a text target: those found
+    in the rows, or those `agreed`, and then the level of an event need not occur in the rows."""
+    name, cells = spec.column, target_texts(column, spec, place)
+    if cells is None:
+        values = numbers(column, name, place)
+        if spec.above is not None:
+            return (values > spec.above).astype(float), ()
+        return values if spec.equals is None else (values == float(spec.equals)).astype(float), ()
+    if spec.equals is not None:
+        if agreed is None and str(spec.equals) not in cells.values:
             raise InputError(
                 f"target.equals: no row has {name} = {spec.equals!r}"
                 f"{nearest(str(spec.equals), cells.values)} "
                 f"(values: {', '.join(cells.values[:20])})"
             )
         return cells.equal(str(spec.equals)), ()
-    if text and spec.above is not None:
-        raise InputError(f"target.above: column {name!r} holds text; use target.equals")
-    if text:
-        cells = Texts(column)
-        _check_text(cells, name, place)
+    if agreed is None:
         return cells.code.astype(float), tuple(cells.values)
-    values = numbers(column, name, place)
+    _check_known(cells, agreed, name, place)
+    number = {value: float(i) for i, value in enumerate(agreed)}
+    return np.array([number[value] for value in cells.values])[cells.code], tuple(agreed)
+
+
+def target_texts(column: pa.ChunkedArray, spec: Target, place: Place) -> Texts | None:
+    """The cells of a target of classes, or of one compared with a text; None for numbers."""
+    text = kind(column.type) == "text"
+    if spec.equals is not None and (text or isinstance(spec.equals, str)):
+        _need_kind(column, spec.column, KINDS)
+        return Texts(column)
+    if not text:
+        return None
     if spec.above is not None:
-        return (values > spec.above).astype(float), ()
-    return values if spec.equals is None else (values == float(spec.equals)).astype(float), ()
+        raise InputError(f"target.above: column {spec.column!r} holds text; use target.equals")
+    cells = Texts(column)
+    _check_text(cells, spec.column, place)
+    return cells
 
 
 def event(y: np.ndarray, spec: Target) -> np.ndarray:
@@ -222,7 +258,8 @@ class Texts:
 
     def equal(self, text: str) -> np.ndarray:
         """(n,) 1.0 where the cell is `text`, else 0.0."""
-        return (self.code == self.values.index(text)).astype(float)
+        code = self.values.index(text) if text in self.values else -1
+        return (self.code == code).astype(float)
 
 
 def as_text(value: str | bool | float) -> str:
@@ -232,17 +269,17 @@ def as_text(value: str | bool | float) -> str:
     return value if isinstance(value, str) else f"{value:.15g}"
 
 
-def _levels(cells: Texts, name: str, what: str, reference: str | None) -> tuple[str, ...]:
-    levels = sorted(cells.values, key=float) if what == "number" else cells.values
+def ordered_levels(
+    values: Sequence[str], n: int, name: str, what: str, reference: str | None
+) -> tuple[str, ...]:
+    """The levels of a column of kind `what`, the reference first, from its sorted distinct `values`
+    in n complete rows. InputError for one level, for an identifier and for an unknown reference."""
+    levels = sorted(values, key=float) if what == "number" else values
     if len(levels) < 2:
         raise InputError(
             f"column {name!r} has the single level {levels[0]!r} in all complete rows; leave it out"
         )
-    if len(levels) > max(20, len(cells.code) // 2):
-        raise InputError(
-            f"column {name!r} has {len(levels)} levels in {len(cells.code)} rows: it looks like an "
-            "identifier or free text; leave it out (features.exclude)"
-        )
+    refuse_identifier(levels, n, name)
     if reference is None:
         return tuple(levels)
     if reference not in levels:
@@ -253,9 +290,39 @@ def _levels(cells: Texts, name: str, what: str, reference: str | None) -> tuple[
     return (reference, *(level for level in levels if level != reference))
 
 
+def refuse_identifier(
+    levels: Sequence[str], n: int, name: str, remedy: str = "leave it out (features.exclude)"
+) -> None:
+    """InputError for a column with too many levels for n rows."""
+    if len(levels) > max(20, n // 2):
+        raise InputError(
+            f"column {name!r} has {len(levels)} levels in {n} rows: it looks like an "
+            f"identifier or free text; {remedy}"
+        )
+
+
+def _need_kind(column: pa.ChunkedArray, name: str, kinds: Sequence[str]) -> None:
+    what = kind(column.type)
+    if what not in kinds:
+        raise InputError(
+            f"column {name!r} holds {what}: features are numbers, true/false or text; leave it out "
+            "(features.exclude)"
+        )
+
+
+def _check_known(cells: Texts, agreed: Sequence[str], name: str, place: Place) -> None:
+    known = set(agreed)
+    for value in [value for value in cells.values if value not in known][:1]:
+        i = int(np.argmax(cells.equal(value)))
+        raise InputError(
+            f"{place(i)}, column {name!r}: {value!r} is not among the levels that were agreed "
+            f"({', '.join(agreed)}); the table has changed since, start anew"
+        )
+
+
 def _check_text(cells: Texts, name: str, place: Place) -> None:
     """Refuses numbers mixed with text: a typing error in one cell turns a number column to text."""
-    number = np.array([_is_number(value) for value in cells.values])[cells.code]
+    number = np.array([is_number(value) for value in cells.values])[cells.code]
     if not number.any():
         return
     i = int(np.argmax(number))
@@ -269,7 +336,8 @@ def _check_text(cells: Texts, name: str, place: Place) -> None:
     )
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a text reads as a number."""
     try:
         float(text)
     except ValueError:
@@ -280,3 +348,62 @@ def _is_number(text: str) -> bool:
 def missing_cells(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
     """(n, len(columns)) whether the cell is missing."""
     return np.stack([table.column(c).is_null().to_numpy().astype(bool) for c in columns], axis=1)
+
+
+class Complete(NamedTuple):
+    """The rows without a missing cell, and what was left out."""
+
+    table: pa.Table
+    place: Place
+    total: np.ndarray  # (N,) rows of each client, complete or not
+    missing: dict[str, dict[str, int]]  # client -> column -> missing cells
+
+
+def complete_rows(table: pa.Table, columns: Sequence[str], place: Place, missing: str) -> Complete:
+    """The rows without a missing cell in these columns. InputError for a client without such a row,
+    and with missing="error" for any missing cell."""
+    check_choice("missing", missing, ("drop", "error"))
+    blank = missing_cells(table, columns)
+    counts, total = _count_missing(blank, columns, place), place.counts()
+    if missing == "error":
+        _refuse_missing(blank, columns, place)
+    complete = np.flatnonzero(~blank.any(axis=1))
+    if len(complete) < table.num_rows:
+        table, place = table.take(pa.array(complete)), place.take(complete)
+        _need_complete_rows(place, total, counts)
+    return Complete(table, place, total, counts)
+
+
+def _count_missing(
+    blank: np.ndarray, columns: Sequence[str], place: Place
+) -> dict[str, dict[str, int]]:
+    names = place.names or [""]
+    counts: list[dict[str, int]] = [{} for _ in names]
+    row, column = np.nonzero(blank)
+    cells, times = np.unique(place.owner[row] * len(columns) + column, return_counts=True)
+    for cell, count in zip(cells.tolist(), times.tolist(), strict=True):
+        k, j = divmod(cell, len(columns))
+        counts[k][columns[j]] = count
+    return dict(zip(names, counts, strict=True))
+
+
+def _refuse_missing(blank: np.ndarray, columns: Sequence[str], place: Place) -> None:
+    for i, j in np.argwhere(blank)[:1].tolist():
+        raise InputError(
+            f"{place(i)}: column {columns[j]!r} is missing ({np.count_nonzero(blank)} missing "
+            'cells in all); fill it in, leave the column out, or set missing = "drop" to leave out '
+            "incomplete rows"
+        )
+
+
+def _need_complete_rows(
+    place: Place, total: np.ndarray, counts: Mapping[str, Mapping[str, int]]
+) -> None:
+    for k in np.flatnonzero(place.counts() == 0).tolist()[:1]:
+        name = place.names[k] if place.names else ""
+        who = f"client {name!r}" if place.names else "the table"
+        cells = ", ".join(f"{c} in {m}" for c, m in counts[name].items())
+        raise InputError(
+            f"{who} has no complete row (of {total[k]} rows, missing: {cells}); "
+            "leave out the columns it does not have, or the client"
+        )

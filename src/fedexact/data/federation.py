@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,20 +19,26 @@ from fedexact.data.columns import (
     Features,
     Place,
     Target,
+    complete_rows,
     design,
     event,
     feature_columns,
-    missing_cells,
     no_place,
     place_of,
     target_values,
 )
-from fedexact.data.moments import SCALE, Moments, pooled_moments, sparse_sums, sums_of_clients
+from fedexact.data.moments import (
+    SCALE,
+    Moments,
+    Standardize,
+    check_standardize,
+    pooled_moments,
+    sparse_sums,
+    sums_of_clients,
+)
 from fedexact.data.partition import Partition, PartitionRecord
-from fedexact.errors import InputError, check_choice
+from fedexact.errors import InputError
 from fedexact.problem import Problem
-
-Standardize: TypeAlias = bool | str | Sequence[str]
 
 MANY_FACTS = 6  # more remarks than this about constant columns become one
 
@@ -196,21 +202,14 @@ def _rows(
     source: str,
     taken: Sequence[str] = (),
 ) -> _Rows:
-    check_choice("missing", missing, ("drop", "error"))
     tables.need_column(table, target.column, "target", source)
     columns = feature_columns(table, features, (target.column, *taken), source)
-    blank = missing_cells(table, [*columns, target.column])
-    counts = _count_missing(blank, [*columns, target.column], place)
-    if missing == "error":
-        _refuse_missing(blank, [*columns, target.column], place)
-    complete = np.flatnonzero(~blank.any(axis=1))
-    total = place.counts()
-    if len(complete) < table.num_rows:
-        table, place = table.take(pa.array(complete)), place.take(complete)
-        _need_complete_rows(place, total, counts)
-    found = design(table, columns, features, place)
-    y, classes = target_values(table.column(target.column), target, place)
-    return _Rows(found.X, y, found.names, place, total, counts, found.levels, classes)
+    rows = complete_rows(table, [*columns, target.column], place, missing)
+    found = design(rows.table, columns, features, rows.place)
+    y, classes = target_values(rows.table.column(target.column), target, rows.place)
+    return _Rows(
+        found.X, y, found.names, rows.place, rows.total, rows.missing, found.levels, classes
+    )
 
 
 def _federation(
@@ -255,13 +254,7 @@ def _federation(
 def _moments(
     X: Any, n_rows: np.ndarray, columns: Sequence[str], standardize: Standardize
 ) -> Moments:
-    if isinstance(standardize, str):
-        check_choice("standardize", standardize, (SCALE,))
-    elif not isinstance(standardize, bool):
-        known = set(columns)
-        for name in standardize:
-            if name not in known:
-                check_choice("standardize", name, columns)
+    check_standardize(standardize, columns)
     if not scipy.sparse.issparse(X):
         return pooled_moments(sums_of_clients(X, n_rows), columns, standardize)
     if standardize and standardize != SCALE:
@@ -291,41 +284,6 @@ def _check_split(client: str | None, partition: Partition | None, source: str) -
     if client is not None and partition is not None:
         raise InputError(
             f"{source}: the client column {client!r} and a partition exclude each other; keep one"
-        )
-
-
-def _count_missing(
-    blank: np.ndarray, columns: Sequence[str], place: Place
-) -> dict[str, dict[str, int]]:
-    names = place.names or [""]
-    counts: list[dict[str, int]] = [{} for _ in names]
-    row, column = np.nonzero(blank)
-    cells, times = np.unique(place.owner[row] * len(columns) + column, return_counts=True)
-    for cell, count in zip(cells.tolist(), times.tolist(), strict=True):
-        k, j = divmod(cell, len(columns))
-        counts[k][columns[j]] = count
-    return dict(zip(names, counts, strict=True))
-
-
-def _refuse_missing(blank: np.ndarray, columns: Sequence[str], place: Place) -> None:
-    for i, j in np.argwhere(blank)[:1].tolist():
-        raise InputError(
-            f"{place(i)}: column {columns[j]!r} is missing ({np.count_nonzero(blank)} missing "
-            'cells in all); fill it in, leave the column out, or set missing = "drop" to leave out '
-            "incomplete rows"
-        )
-
-
-def _need_complete_rows(
-    place: Place, total: np.ndarray, counts: Mapping[str, Mapping[str, int]]
-) -> None:
-    for k in np.flatnonzero(place.counts() == 0).tolist()[:1]:
-        name = place.names[k] if place.names else ""
-        who = f"client {name!r}" if place.names else "the table"
-        cells = ", ".join(f"{c} in {m}" for c, m in counts[name].items())
-        raise InputError(
-            f"{who} has no complete row (of {total[k]} rows, missing: {cells}); "
-            "leave out the columns it does not have, or the client"
         )
 
 

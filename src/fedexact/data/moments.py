@@ -8,13 +8,15 @@ average of the clients' standard deviations does not.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse
 
-from fedexact.errors import InputError
+from fedexact.errors import InputError, check_choice
+
+Standardize: TypeAlias = bool | str | Sequence[str]
 
 SCALE = "scale"  # standardize by the standard deviation only
 SMALLEST = 1e-140  # standard deviation: below, squares lose digits to underflow
@@ -28,6 +30,39 @@ class Sums:
     total: np.ndarray  # (p,) sum of each column
     centred: np.ndarray  # (p,) sum of squares about the client's own mean
 
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """As what a message carries: count (N,), total and centred (N, p) of N clients."""
+        return {
+            "count": np.atleast_1d(self.count),
+            "total": np.atleast_2d(self.total),
+            "centred": np.atleast_2d(self.centred),
+        }
+
+    @classmethod
+    def from_arrays(
+        cls, arrays: Mapping[str, np.ndarray], columns: Sequence[str], n_rows: int, name: str
+    ) -> Sums:
+        """What the client `name` sent, who has said that it has `n_rows` complete rows.
+
+        Raises InputError naming client, column and value for what cannot be such sums.
+        """
+        p = len(columns)
+        sums = _floats(arrays, {"total": (1, p), "centred": (1, p)}, f"client {name!r}: sums")
+        for key, value in sums.items():
+            wrong = ~np.isfinite(value[0]) | ((key == "centred") & (value[0] < 0))
+            for j in np.flatnonzero(wrong).tolist()[:1]:
+                raise InputError(
+                    f"client {name!r}, column {columns[j]!r}: {value[0, j]} cannot be a sum"
+                    f"{' of squares' if key == 'centred' else ''}"
+                )
+        count = np.asarray(arrays.get("count"))
+        if count.shape != (1,) or count.dtype.kind not in "iu" or int(count[0]) != n_rows:
+            raise InputError(
+                f"client {name!r}: sums of {count.tolist()} rows, it had {n_rows} complete ones "
+                "when the columns were agreed; start anew if its table has changed"
+            )
+        return cls(count.astype(np.int64), **sums)
+
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
@@ -39,6 +74,31 @@ class Moments:
     sd: np.ndarray  # (p,) divisor `count`, as np.std
     standardized: np.ndarray  # (p,) bool
     centred: bool = True  # False: scaled only
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """As what a message carries; the names of the columns travel apart."""
+        return {
+            "count": np.array([float(self.count)]),
+            "mean": self.mean,
+            "sd": self.sd,
+            "standardized": self.standardized.astype(float),
+            "centred": np.array([float(self.centred)]),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], columns: Sequence[str]) -> Moments:
+        """What `to_arrays` gave, for the same columns. Raises InputError for other shapes."""
+        shape = (len(columns),)
+        shapes = {"mean": shape, "sd": shape, "standardized": shape, "count": (1,), "centred": (1,)}
+        found = _floats(arrays, shapes, "moments")
+        return cls(
+            columns=tuple(columns),
+            count=int(found["count"][0]),
+            mean=found["mean"],
+            sd=found["sd"],
+            standardized=found["standardized"] > 0,
+            centred=bool(found["centred"][0]),
+        )
 
     def apply(self, X: Any) -> Any:
         """(m, p) rows with the chosen columns moved and scaled to mean 0 and deviation 1.
@@ -102,10 +162,19 @@ def sparse_sums(X: Any) -> Sums:
     return Sums(n, total, away + (n - stored) * mean**2)
 
 
+def check_standardize(standardize: Standardize, columns: Sequence[str]) -> None:
+    """InputError for what is neither true, false, "scale" nor names of columns of X."""
+    if isinstance(standardize, str):
+        check_choice("standardize", standardize, (SCALE,))
+    elif not isinstance(standardize, bool):
+        known = set(columns)
+        for name in standardize:
+            if name not in known:
+                check_choice("standardize", name, columns)
+
+
 def pooled_moments(
-    sums: Sums | Sequence[Sums],
-    columns: Sequence[str],
-    standardize: bool | str | Sequence[str] = True,
+    sums: Sums | Sequence[Sums], columns: Sequence[str], standardize: Standardize = True
 ) -> Moments:
     """Merges the clients' sums exactly; `standardize` names the columns to standardise, or all, or
     is "scale": all that vary are divided by their standard deviation, and not moved.
@@ -137,3 +206,18 @@ def pooled_moments(
             "if it is constant, else rescale it or subtract a constant"
         )
     return Moments(tuple(columns), count, mean, sd, chosen)
+
+
+def _floats(
+    arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], what: str
+) -> dict[str, np.ndarray]:
+    found = {}
+    for key, shape in shapes.items():
+        array = np.asarray(arrays.get(key))
+        if array.shape != shape or array.dtype != np.float64:
+            raise InputError(
+                f"{what}: {key} is of shape {array.shape} and type {array.dtype}, expected "
+                f"{shape} and float64"
+            )
+        found[key] = array
+    return found

@@ -37,7 +37,7 @@ def read_csv_table(
         table = csv.read_csv(path, parse_options=parse, convert_options=convert)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: not a readable CSV file: {error}") from error
-    return _checked(table, path)
+    return checked_table(table, str(path))
 
 
 def read_parquet_table(path: str | Path) -> pa.Table:
@@ -49,7 +49,18 @@ def read_parquet_table(path: str | Path) -> pa.Table:
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: not a readable Parquet file: {error}") from error
-    return _checked(table, path)
+    return checked_table(table, str(path))
+
+
+def read_arrow_table(path: str | Path) -> pa.Table:
+    """The table in an Arrow (IPC, Feather) file. Raises InputError naming the file."""
+    path = existing(path)
+    try:
+        with pa.OSFile(str(path)) as opened, pa.ipc.open_file(opened) as file:
+            table = file.read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: not a readable Arrow file: {error}") from error
+    return checked_table(table, str(path))
 
 
 def read_folder_tables(
@@ -137,14 +148,15 @@ def kind(type_: pa.DataType) -> str:
     return str(type_)
 
 
-def _checked(table: pa.Table, path: Path) -> pa.Table:
+def checked_table(table: pa.Table, source: str) -> pa.Table:
+    """The table; raises InputError if it has no rows or two columns of one name."""
     seen: set[str] = set()
     for name in table.column_names:
         if name in seen:
-            raise InputError(f"{path}: two columns are called {name!r}; rename one")
+            raise InputError(f"{source}: two columns are called {name!r}; rename one")
         seen.add(name)
     if table.num_rows == 0:
-        raise InputError(f"{path}: the table has no rows")
+        raise InputError(f"{source}: the table has no rows")
     return table
 
 

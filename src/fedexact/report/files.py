@@ -65,7 +65,7 @@ def result_json(outcome: Outcome, version: str) -> str:
 
 
 def _data(prepared: Prepared) -> dict[str, Any]:
-    federation = prepared.federation
+    federation = prepared.data
     p = prepared.participation.inclusion(prepared.problem.n_clients)
     clients = [
         {"name": name, "rows": int(rows), "dropped": dropped, "participation": float(p_k)}
@@ -173,7 +173,7 @@ def _coefficients(prepared: Prepared, x: np.ndarray | None) -> Any:
 
 def _original_scale(prepared: Prepared, x: np.ndarray) -> Any:
     """The coefficients of the columns as they were before standardisation, if they exist."""
-    moments, fit_intercept = prepared.federation.moments, prepared.problem.fit_intercept
+    moments, fit_intercept = prepared.data.moments, prepared.problem.fit_intercept
     if not (moments.standardized.any() and fit_intercept):
         return None
     matrix = moments.to_original(fit_intercept)

@@ -30,7 +30,7 @@ COLOURS = {  # from the best verdict to the worst
 
 def data_summary(prepared: Prepared) -> RenderableType:
     """Rows and participation per client, the target in words, what is to be known of the data."""
-    federation = prepared.federation
+    federation = prepared.data
     table = new_table("client", "rows used", "left out", "p_k")
     p = prepared.participation.inclusion(prepared.problem.n_clients)
     rows = list(zip(federation.names, federation.n_rows, federation.dropped, p, strict=True))
