@@ -626,7 +626,7 @@ def test_the_local_federation_reports_a_superlink_that_dies(
     fake.chmod(0o755)
     monkeypatch.setattr(local, "executable", lambda name: str(fake))
     with (
-        pytest.raises(local.FederationError, match=r"SuperLink has ended[^Z]*port taken[^Z]*logs"),
+        pytest.raises(local.ProcessError, match=r"SuperLink has ended[^Z]*port taken[^Z]*logs"),
         local.LocalFederation(tmp_path / "fed", {"A": {"client-id": "A"}}),
     ):
         pytest.fail("it did not start")
@@ -726,14 +726,17 @@ def test_the_files_of_the_sites_give_the_same_answer(three: Path, text: str) -> 
     asked = config.load(three)
     files, there = at_sites(asked, three.parent / "sites")
     assert all(path.is_file() for path in files.values())
-    before, after = config.prepare(asked), config.prepare(there)
+    folder = {"sites": None, "folder": str(three.parent / "sites")}
+    at_home = there.model_copy(update={"data": there.data.model_copy(update=folder)})
+    before, after = config.prepare(asked), config.prepare(at_home)
     assert set(files) == set(before.federation.names) == set(after.federation.names)
     assert sorted(before.federation.feature_names) == sorted(after.federation.feature_names)
     assert before.reference is not None
     assert after.reference is not None
     np.testing.assert_allclose(after.reference, before.reference, rtol=1e-9)
-    again = config.parse(tomllib.loads(there.to_toml()))
-    assert again.data.folder == str(three.parent / "sites")
+    assert config.parse(tomllib.loads(there.to_toml())).deploy == there.deploy
+    assert there.deploy is not None
+    assert there.deploy.clients == list(files)
 
 
 def test_raw_rows_keep_what_is_missing_and_lose_the_client(three: Path) -> None:
@@ -755,7 +758,7 @@ def test_a_folder_is_used_as_it_is_and_sparse_rows_are_refused(tmp_path: Path) -
     asked = config.load(tmp_path / "two.toml")
     files, there = at_sites(asked, tmp_path / "new")
     assert files == {name: sites / f"{name}.csv" for name in "AB"}
-    assert there == asked
+    assert (there.data.sites, there.data.target) == ("rows", asked.data.target)
     pytest.importorskip("sklearn")
     (tmp_path / "rows.svm").write_text("".join(f"{i % 2} {i + 1}:1\n" for i in range(40)))
     sparse = '[data]\nlibsvm = "rows.svm"\npartition = { name = "iid", clients = 2 }\n'

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedexact.deploy.app import FINISHED, PROGRESS
-from fedexact.deploy.local import FederationError, LocalFederation
+from fedexact.deploy.local import LocalFederation, ProcessError
 from fedexact.deploy.supervise import process_table
 
 pytestmark = pytest.mark.slow
@@ -155,7 +155,7 @@ def test_a_killed_server_app_is_noticed_and_a_new_run_goes_on(tmp_path: Path, ec
         wait_for(lambda: (out / PROGRESS).exists() and "round 0" in (out / PROGRESS).read_text())
         federation.kill_server_app()
         position = (out / PROGRESS).stat().st_size
-        with pytest.raises(FederationError, match=r"its ServerApp was killed\nthe logs are in"):
+        with pytest.raises(ProcessError, match=r"its ServerApp was killed\nthe logs are in"):
             list(federation.follow(run, out / PROGRESS, position))
         again = federation.submit(echo, {"out": str(out), "rounds": 1})
         assert list(federation.follow(again, out / PROGRESS, position)) == ["round 0: A B C"]
@@ -180,9 +180,12 @@ def test_a_signal_ends_the_whole_federation(tmp_path: Path, number: int) -> None
     script = INTERRUPTED.format(folder=str(folder))
     command = [sys.executable, "-W", "ignore", "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        wait_for(lambda: len(of(folder)) >= 1, 60.0)
-        process.send_signal(number)
-        assert process.wait(timeout=60.0) != 0
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            wait_for(lambda: len(of(folder)) >= 2, 60.0)  # the script itself, and the node
+            process.send_signal(number)
+            assert process.wait(timeout=60.0) != 0
+        finally:
+            process.kill()
     assert of(folder) == []

@@ -18,7 +18,6 @@ from fedexact.files import write_together
 
 EXPERIMENT = "experiment.toml"
 PROGRESS = "progress.log"  # in the output folder: what the ServerApp says
-ROUNDS = "rounds.jsonl"  # and its report of each round
 FINISHED, FAILED = "finished", "failed"  # how its last line begins
 
 _SERVER = '''"""The ServerApp: runs the experiment beside this file."""

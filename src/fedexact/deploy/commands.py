@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +17,12 @@ from rich.text import Text
 
 import fedexact as fx
 from fedexact import config, report
+from fedexact.config.models import DeployTable
 from fedexact.data import bundled_experiment
-from fedexact.deploy.app import PROGRESS, ROUNDS, write_app
+from fedexact.deploy.app import PROGRESS, write_app
 from fedexact.deploy.app import init as init_app
 from fedexact.deploy.certs import make_certs
+from fedexact.deploy.coordinator import ROUNDS
 from fedexact.deploy.local import LocalFederation, environment, executable
 from fedexact.deploy.local_data import at_sites
 from fedexact.deploy.site import SiteConfig
@@ -147,7 +148,7 @@ def local(
     files, there = at_sites(asked, here / "clients")
     clients = {name: _site(here, k, name, path) for k, (name, path) in enumerate(files.items(), 1)}
     shutil.rmtree(here / "app", ignore_errors=True)
-    write_app(here / "app", _with_clients(there, list(files)), asked.title, folder)
+    write_app(here / "app", there.to_toml(), asked.title, folder)
     progress = folder / PROGRESS
     start = progress.stat().st_size if progress.exists() else 0
     try:
@@ -166,24 +167,11 @@ def local(
 
 
 def _deployed(experiment: config.Experiment, rounds: int | None, secure: bool) -> config.Experiment:
-    """The experiment with what its table [deploy] says in place of what is simulated."""
-    table = tomllib.loads(experiment.to_toml())
-    deploy = table.setdefault("deploy", {})
-    for key in ("algorithms", "rounds", "tol"):
-        if key in deploy:
-            table[key] = deploy.pop(key)
-    table["participation"] = deploy.pop("participation", {"name": "full"})
-    if rounds is not None:
-        table["rounds"] = rounds
-    if secure:
-        deploy["secure"] = True
-    return config.parse(table)
-
-
-def _with_clients(experiment: config.Experiment, names: list[str]) -> str:
-    table = tomllib.loads(experiment.to_toml())
-    table.setdefault("deploy", {})["clients"] = names
-    return tomli_w.dumps(table)
+    """The experiment as [deploy] and the command's options have it."""
+    deploy = experiment.deploy or DeployTable()
+    changed = {"rounds": rounds or deploy.rounds, "secure": secure or deploy.secure}
+    deploy = deploy.model_copy(update=changed)
+    return experiment.model_copy(update={"deploy": deploy}).deployed()
 
 
 def _site(here: Path, number: int, name: str, data: Path) -> dict[str, str]:

@@ -43,7 +43,7 @@ SWITCHES = {
 }
 
 
-class FederationError(FedexactError):
+class ProcessError(FedexactError):
     """A process of the federation failed: says which, its last words, and where its log is."""
 
 
@@ -114,7 +114,7 @@ class LocalFederation:
     # --- runs ---
 
     def submit(self, app: str | Path, run_config: Mapping[str, str | bool | float] = {}) -> str:
-        """Submits the app; the id of the run. Raises FederationError."""
+        """Submits the app; the id of the run. Raises ProcessError."""
         settings = self.folder / "run.toml"
         write_atomic(settings, tomli_w.dumps(dict(run_config)))
         answer = self._flwr("run", str(app), CONNECTION, "--run-config", str(settings))
@@ -130,19 +130,19 @@ class LocalFederation:
         self._flwr("stop", run, CONNECTION)
 
     def wait(self, run: str, timeout: float) -> str:
-        """Waits for the end of the run; its status. Raises FederationError after `timeout` s."""
+        """Waits for the end of the run; its status. Raises ProcessError after `timeout` s."""
         until = time.monotonic() + timeout
         while not (status := self.status(run)).startswith("finished"):
             self._check()
             if time.monotonic() > until:
-                raise FederationError(f"run {run} has not ended in {timeout:g} s; {self._where()}")
+                raise ProcessError(f"run {run} has not ended in {timeout:g} s; {self._where()}")
             time.sleep(1.0)
         return status
 
     def follow(self, run: str, progress: Path, start: int = 0) -> Iterator[str]:
         """The lines that the ServerApp adds to its progress log from byte `start` on, as they come.
 
-        Ends with the run. Raises FederationError when it failed or a process died.
+        Ends with the run. Raises ProcessError when it failed or a process died.
         """
         heard = time.monotonic()
         for line in _tail(progress, start):
@@ -156,7 +156,7 @@ class LocalFederation:
             if line == FINISHED:
                 return
             if line.startswith(FAILED):
-                raise FederationError(f"the run {line}\n{self._log_of_run(run)}")
+                raise ProcessError(f"the run {line}\n{self._log_of_run(run)}")
             yield line
 
     def kill_server_app(self) -> None:
@@ -196,7 +196,7 @@ class LocalFederation:
     @property
     def _link(self) -> Group:
         if self._group is None:
-            raise FederationError("the federation has not been started")
+            raise ProcessError("the federation has not been started")
         return self._group
 
     def _await_link(self) -> None:
@@ -206,7 +206,7 @@ class LocalFederation:
                 return
             self._check()
             if time.monotonic() > until:
-                raise FederationError(
+                raise ProcessError(
                     f"the SuperLink does not answer after {START:g} s\n{self._where()}"
                 )
             time.sleep(LOOK)
@@ -254,27 +254,27 @@ class LocalFederation:
         answer = _json(done.stdout)
         if done.returncode or not answer.get("success"):
             said = answer.get("error-message") or (done.stderr or done.stdout).strip()
-            raise FederationError(f"flwr {' '.join(arguments[:2])}: {said}\n{self._where()}")
+            raise ProcessError(f"flwr {' '.join(arguments[:2])}: {said}\n{self._where()}")
         return answer
 
     def _check(self) -> None:
-        """Raises FederationError when a process has died."""
+        """Raises ProcessError when a process has died."""
         if not self._link.running:
-            raise FederationError(_obituary("the SuperLink", self._link.last_lines(), self.logs))
+            raise ProcessError(_obituary("the SuperLink", self._link.last_lines(), self.logs))
         for name, node in self._nodes.items():
             if node.given_up:
                 words = _obituary(f"the SuperNode of {name}", node.last_lines(), self.logs)
-                raise FederationError(words)
+                raise ProcessError(words)
 
     def _check_run(self, run: str) -> None:
-        """Raises FederationError when the run has ended without having said so."""
+        """Raises ProcessError when the run has ended without having said so."""
         found = self._run(run)
         why = found.get("status-details") or found["status"]
         if found["status"] == "running" and not self._server_apps():
             why = "its ServerApp was killed"  # Flower notices after a minute
         elif not str(found["status"]).startswith("finished"):
             return
-        raise FederationError(f"the run has ended: {why}\n{self._log_of_run(run)}")
+        raise ProcessError(f"the run has ended: {why}\n{self._log_of_run(run)}")
 
     def _server_apps(self) -> list[Entry]:
         return [entry for entry in self._link.members() if "flwr-serverapp" in entry.name]
@@ -337,11 +337,11 @@ class _Node:
 
 
 def executable(name: str) -> str:
-    """The path of a command of Flower's. Raises FederationError."""
+    """The path of a command of Flower's. Raises ProcessError."""
     beside = str(Path(sys.executable).parent)
     found = shutil.which(name, path=beside) or shutil.which(name)
     if found is None:
-        raise FederationError(f'{name} is not installed: pip install "fedexact[flower]"')
+        raise ProcessError(f'{name} is not installed: pip install "fedexact[flower]"')
     return found
 
 

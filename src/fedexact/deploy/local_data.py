@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import scipy.sparse
 
 from fedexact.config import Experiment
-from fedexact.config.models import DataTable
-from fedexact.data import BUNDLED, tables
+from fedexact.config.models import DataTable, DeployTable
+from fedexact.data import BUNDLED, Features, Target, tables
 from fedexact.data.columns import place_of
 from fedexact.errors import InputError
 from fedexact.files import atomic_path
@@ -23,54 +23,52 @@ TARGET = "target"  # the column of the target, where the rows are numbers
 
 
 def at_sites(experiment: Experiment, folder: Path) -> tuple[dict[str, Path], Experiment]:
-    """Writes the files of the clients into `folder`; client -> file, and the experiment on them.
+    """Writes the files of the clients into `folder`; client -> file, and the experiment for them.
 
     Of a client column: the raw rows, all columns but that one. Of a folder: the files as they are.
     Of a partition or LIBSVM files: the numbers of the complete rows. Raises InputError for sparse
     rows and what reading the data raises.
     """
-    data = experiment.data
-    if data.folder is not None and data.missing_values is None and data.delimiter is None:
-        return tables.client_files(data.folder, tables.TABLE_SUFFIXES), experiment
+    data, target = experiment.data, experiment.data.target
+    read_as = _given({"missing_values": data.missing_values, "delimiter": data.delimiter})
+    if data.folder is not None and not read_as:
+        files = tables.client_files(data.folder, tables.TABLE_SUFFIXES)
+        return files, _for_sites(experiment, target, data.features, list(files))
+    features = data.features
     if data.folder is not None:
-        settings = {"missing_values": data.missing_values, "delimiter": data.delimiter}
-        parts = tables.read_folder_tables(data.folder, **_given(settings))
-        there = _data(data, folder)
+        parts = tables.read_folder_tables(data.folder, **read_as)
     elif data.client is not None:
-        parts = _by_client(_table(data), data.client)
-        there = _data(data, folder)
+        parts = _by_client(_table(data, read_as), data.client)
+        if features is not None:
+            left = tuple(name for name in features.exclude if name != data.client)
+            features = dataclasses.replace(features, exclude=left)
     else:
         parts, target = _numbers(data)
-        there = DataTable(folder=str(folder), target=target, standardize=data.standardize)  # pyright: ignore
+        features = None
     files = {name: _write(part, folder, name) for name, part in parts.items()}
-    return files, _on(experiment, there, list(parts))
+    return files, _for_sites(experiment, target, features, list(files))
 
 
-def _on(experiment: Experiment, data: DataTable, names: list[str]) -> Experiment:
-    """The experiment on other data; weights listed in the order of the clients, now by name."""
-    problem = experiment.problem
+def _for_sites(
+    experiment: Experiment, target: Target | None, features: Features | None, names: list[str]
+) -> Experiment:
+    """The experiment without rows; its clients by name, and so their weights."""
+    data, problem = experiment.data, experiment.problem
+    columns = {"target": target, "features": features, "missing": data.missing}
+    settings = {"sites": "rows", "standardize": data.standardize, **_given(columns)}
     if isinstance(problem.weights, list) and len(problem.weights) == len(names):
         by_name = dict(zip(names, problem.weights, strict=True))
         problem = problem.model_copy(update={"weights": by_name})
-    return experiment.model_copy(update={"data": data, "problem": problem})
+    deploy = (experiment.deploy or DeployTable()).model_copy(update={"clients": names})
+    changed = {"data": DataTable.model_validate(settings), "problem": problem, "deploy": deploy}
+    return experiment.model_copy(update=changed)
 
 
-def _data(data: DataTable, folder: Path) -> DataTable:
-    """The same columns, from a folder with a file per client."""
-    features = data.features
-    if features is not None and data.client in features.exclude:
-        left = tuple(name for name in features.exclude if name != data.client)
-        features = dataclasses.replace(features, exclude=left)
-    kept = {"target": data.target, "features": features, "missing": data.missing}
-    return DataTable(folder=str(folder), standardize=data.standardize, **_given(kept))  # pyright: ignore
-
-
-def _table(data: DataTable) -> pa.Table:
-    settings = _given({"missing_values": data.missing_values, "delimiter": data.delimiter})
+def _table(data: DataTable, read_as: Mapping[str, Any]) -> pa.Table:
     if data.parquet is not None:
         return tables.read_parquet_table(data.parquet)
     if data.csv is not None:
-        return tables.read_csv_table(data.csv, **settings)
+        return tables.read_csv_table(data.csv, **read_as)
     return tables.read_csv_table(BUNDLED[str(data.bundled)].path)
 
 
@@ -84,7 +82,7 @@ def _by_client(table: pa.Table, client: str) -> dict[str, pa.Table]:
     }
 
 
-def _numbers(data: DataTable) -> tuple[dict[str, pa.Table], str]:
+def _numbers(data: DataTable) -> tuple[dict[str, pa.Table], Target]:
     """The rows of each client as numbers, not standardised, and the name of the target's column."""
     federation = data.model_copy(update={"standardize": False}).federation()
     target = TARGET
@@ -99,7 +97,7 @@ def _numbers(data: DataTable) -> tuple[dict[str, pa.Table], str]:
             )
         columns: list[np.ndarray] = [*np.ascontiguousarray(X.T), y]
         parts[name] = pa.table(columns, names=[*federation.feature_names, target])
-    return parts, target
+    return parts, Target(target)
 
 
 def _write(table: pa.Table, folder: Path, name: str) -> Path:
