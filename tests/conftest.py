@@ -9,7 +9,9 @@ import pytest
 from hypothesis import settings
 
 from fedexact.core import float64
+from fedexact.devices import wait_for_cores
 
+wait_for_cores()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 2)  # so that sharding is tested; most tests use one
 

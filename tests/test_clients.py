@@ -132,6 +132,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_rows_on_the_disk_give_the_run_in_memory(
     store: Store, monkeypatch: pytest.MonkeyPatch, name: str
@@ -208,6 +209,7 @@ def test_sparse_rows_cannot_stay_on_the_disk() -> None:
         fx.Problem(fx.Clients(scipy.sparse.csr_array(X), y, N_ROWS), in_memory=False)
 
 
+@pytest.mark.slow
 def test_two_devices_compute_what_one_does() -> None:
     X, y = stacked(8, "logistic")
     problems = [

@@ -39,6 +39,7 @@ def test_every_algorithm_under_every_participation(
         all_engines(LEAST_SQUARES, algorithm(), participation=participation, seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["FedSplit", *(pytest.param(n, marks=pytest.mark.slow) for n in ("FedProx", "FedDR"))]
 )
@@ -46,6 +47,7 @@ def test_newton_prox(name: str) -> None:
     all_engines(logistic(1), ALGORITHMS[name](), participation=PARTICIPATIONS["bernoulli"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -68,6 +68,7 @@ def test_two_clients(algorithm: fx.Algorithm, x: float) -> None:
     assert found.spread == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", [fx.Full(), EVEN, UNEVEN], ids=str)
 def test_fedavg_and_fedau_by_matrices(pattern: fx.Participation) -> None:
     """sum_k a_k M_k (H_k x - b_k) = 0 with a = q, and a = 1 - (1 - p)^K for FedAU."""

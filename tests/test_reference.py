@@ -347,6 +347,7 @@ def test_ball_optimality() -> None:
 # --- losses of the user's own ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_custom_loss_agrees_with_the_built_in_one() -> None:
     def own(x: jax.Array, rows: Rows) -> jax.Array:
         eta = rows.X @ x
@@ -363,6 +364,7 @@ def test_custom_loss_agrees_with_the_built_in_one() -> None:
             assert_allclose(reference(penalised), reference(without), rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_nonconvex_loss_reaches_a_stationary_point() -> None:
     def own(x: jax.Array, rows: Rows) -> jax.Array:
         return (jnp.tanh(rows.X @ x) - rows.y) ** 2
@@ -395,6 +397,7 @@ def test_separation_is_named_and_a_ridge_cures_it() -> None:
     assert_allclose(problem.grad(reference(problem)), 0.0, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_quasi_separation_of_counts_and_a_missing_class() -> None:
     rng = np.random.default_rng(12)
     group = (np.arange(N) % 4 == 0).astype(float)[:, None]
@@ -452,6 +455,7 @@ def test_fewer_rows_than_columns_is_rank_deficiency() -> None:
         reference(Problem([(rng.normal(size=(3, 5)), rng.normal(size=3))]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["logistic", "poisson"])
 def test_intercept_that_runs_off_in_spite_of_a_regulariser(loss: str) -> None:
     y = np.full(N, 1.0 if loss == "logistic" else 0.0)

@@ -283,6 +283,7 @@ def test_blocks_of_clients_leave_none_out(count):
     np.testing.assert_allclose(smallest, true[:, 0], rtol=0, atol=1e-13 * float(np.max(true)))
 
 
+@pytest.mark.slow
 @both_kinds
 def test_gram_bounds(kind):
     for name in ("wide", "full", "nothing"):

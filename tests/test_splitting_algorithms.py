@@ -62,6 +62,7 @@ def scaffnew(
     return np.array([x for x, _ in path]), np.array([h for _, h in path])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.15, 0.5, 1.0])
 def test_proxskip_is_the_papers_coin_at_every_step(p: float) -> None:
     problem = least_squares(60)
@@ -77,6 +78,7 @@ def test_proxskip_is_the_papers_coin_at_every_step(p: float) -> None:
     np.testing.assert_allclose(result.clients["h"], h[-1], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_proxskip_draws_geometric_steps_anew_by_the_coins_seed() -> None:
     p, T = 0.2, 20_000
     steps = coins(fx.ProxSkip(probability=p, coin_seed=0), T)
@@ -90,6 +92,7 @@ def test_proxskip_draws_geometric_steps_anew_by_the_coins_seed() -> None:
     assert np.all(coins(fx.ProxSkip(probability=1.0, coin_seed=0), 100) == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["compiled", "loop"])
 def test_proxskip_counts_the_steps_it_took(engine: str) -> None:
     problem = least_squares(61, (8, 5, 3, 9))
@@ -122,6 +125,7 @@ def test_proxskip_contracts_at_least_as_fast_as_proved() -> None:
     assert all(later <= earlier for earlier, later in pairwise(levels))
 
 
+@pytest.mark.slow
 def test_proxskip_communicates_less_than_gradient_descent() -> None:
     """kappa = 400: about sqrt(kappa) rounds per digit instead of kappa, for as many gradients."""
     rng = np.random.default_rng(63)
@@ -268,6 +272,7 @@ def test_asyncfeddr_without_delay_is_feddr() -> None:
     assert np.array_equal(one.x, two.x)
 
 
+@pytest.mark.slow
 def test_asyncfeddr_sends_the_model_of_the_drawn_age() -> None:
     problem = least_squares(72)
     runs = Rounds(problem, fx.AsyncFedDR(delay=3, delay_seed=5), fx.Uniform(1))
@@ -311,6 +316,7 @@ def test_fedpd_fixed_point(R: int) -> None:
     assert distance < 1e-12 if R == 1 else distance > 1e-2
 
 
+@pytest.mark.slow
 def test_fedpd_with_many_local_steps_averages_the_local_fits() -> None:
     """R to infinity: 2 and 1/4 average to 9/8. One client is never biased."""
     result = fx.solve(two_clients(), fx.FedPD(step=5.0, local_steps=12), rounds=200)
@@ -411,6 +417,7 @@ def test_asyncfeddr_lands_with_delays_up_to_40(name: str, seed: int) -> None:
     assert relative(result.x, fx.reference(problem)) < 1e-10
 
 
+@pytest.mark.slow
 def test_late_models_and_a_large_relaxation_do_not_agree() -> None:
     """Why the default is relax 1, where 1.8 is stable without delays."""
     problem = least_squares(84, (2, 2, 2, 2))

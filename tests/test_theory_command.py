@@ -52,6 +52,7 @@ def succeeded(done: Done) -> str:
 # --- predictions, by closed forms -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_gradient_descent_on_one_coefficient() -> None:
     """F'' = 9/2: the error shrinks by |1 - 4.5 lr|; one vector of one number each way."""
     said = predict(fx.FOCUS(lr=0.1), TWO_CLIENTS)

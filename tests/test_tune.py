@@ -48,12 +48,14 @@ def test_gradient_descent_gets_the_best_step_there_is() -> None:
     assert tuned.rounds == math.ceil(math.log(1e-8) / math.log(tuned.prediction.per_round))
 
 
+@pytest.mark.slow
 def test_the_same_for_focus_which_is_gradient_descent_with_everybody_present() -> None:
     l, L = spectrum(PROBLEM)  # noqa: E741
     tuned = tune(fx.FOCUS(), PROBLEM, over={"lr": (0.1 / L, 10 / L)})
     assert tuned.hyperparameters["lr"] == pytest.approx(2 / (l + L), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_peaceman_rachford_on_two_scalars() -> None:
     """One coefficient, curvatures 1 and 8: the rate is sqrt|r_1 r_8|, r_h = (1 - s h)/(1 + s h),
     and vanishes at s = 1 and at s = 1/8, where one of the two reflected proxes is constant."""

@@ -92,6 +92,7 @@ class ProxAtReflection(fx.FedDR):
         return feddr.Client(x, y, 2 * x - y), 2 * x - y - client.x_hat
 
 
+@pytest.mark.slow
 def test_feddr_takes_its_prox_at_the_variable_just_updated() -> None:
     problem = least_squares(60, regularizer=fx.L1(0.1))
     assert error(problem, fx.FedDR(), BERNOULLI) < 1e-12
@@ -186,6 +187,7 @@ class SampleWeighted(fx.FedDR):
         return super().push(server, server.N * weighted / rows, count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [MeanOverReceived, SampleWeighted])
 def test_feddr_averages_over_all_clients(wrong: type[fx.FedDR]) -> None:
     problem = least_squares(64, (4, 5, 5, 4), weights="clients")

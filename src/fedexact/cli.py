@@ -22,6 +22,7 @@ from rich.text import Text
 import fedexact as fx
 from fedexact import config, report
 from fedexact.data import BUNDLED, EXPERIMENTS, PARTITIONS, bundled_experiment
+from fedexact.devices import wait_for_cores
 from fedexact.errors import FedexactError, InputError
 from fedexact.theory.observe import observe
 from fedexact.theory.summary import Prediction, predict
@@ -49,6 +50,7 @@ app = typer.Typer(
 
 def main() -> None:
     """The entry point."""
+    wait_for_cores()
     with suppress(RuntimeError):  # JAX has started already
         jax.config.update("jax_num_cpu_devices", _cores())
     try:

@@ -28,6 +28,21 @@ SPLIT, WHOLE = PartitionSpec(AXIS), PartitionSpec()  # along the first axis; on 
 WORTH_SHARDING = 200_000
 
 
+PATIENCE = (
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=60 "
+    "--xla_cpu_collective_call_terminate_timeout_seconds=3600"
+)
+
+
+def wait_for_cores() -> None:
+    """Lets devices wait an hour for each other, not 40 s, after which XLA ends the process: on a
+    busy or sleeping machine a device may get no core for so long. Before JAX starts; flags that are
+    set stay.
+    """
+    if "xla_cpu_collective" not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {PATIENCE}".strip()
+
+
 def cache_programs(folder: str | Path) -> None:
     """Keeps compiled programs in a folder, for later processes on the same kind of machine.
 
