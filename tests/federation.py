@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 import fedexact as fx
 from fedexact import config
+from fedexact.core import float64
 from fedexact.deploy import store
 from fedexact.deploy.coordinator import run_federation
 from fedexact.deploy.messages import Content, Failure, Reply
@@ -160,24 +161,34 @@ class Federation:
     loss: str
 
     @staticmethod
-    def of(problem_rows: Sequence[tuple[Any, Any]], loss: str, folder: Path) -> Federation:
-        names = [f"site {k}" for k in range(len(problem_rows))]
+    def of(
+        problem_rows: Sequence[tuple[Any, Any]],
+        loss: str,
+        folder: Path,
+        names: Sequence[str] | None = None,
+    ) -> Federation:
+        made = Federation(folder, list(names or ()), list(problem_rows), loss)
+        made.names = made.names or [f"site {k}" for k in range(len(problem_rows))]
         folder.mkdir(parents=True, exist_ok=True)
-        for name, (X, y) in zip(names, problem_rows, strict=True):
+        for k, (X, y) in enumerate(problem_rows):
             columns = {f"x{j}": X[:, j] for j in range(X.shape[1])} | {"y": np.asarray(y, float)}
-            pq.write_table(pa.table(columns), folder / f"{name}.parquet")
-        return Federation(folder, names, list(problem_rows), loss)
+            pq.write_table(pa.table(columns), made.file(k))
+        return made
+
+    def file(self, k: int) -> Path:
+        """The rows of client k."""
+        return self.folder / f"site {k}.parquet"
 
     def configs(self) -> list[SiteConfig]:
         return [
             SiteConfig.from_mapping(
                 {
                     "client-id": name,
-                    "data": str(self.folder / f"{name}.parquet"),
-                    "state-dir": str(self.folder / "states" / name),
+                    "data": str(self.file(k)),
+                    "state-dir": str(self.folder / "states" / f"site {k}"),
                 }
             )
-            for name in self.names
+            for k, name in enumerate(self.names)
         ]
 
     def experiment(self, algorithm: Mapping[str, Any], rounds: int, **deploy: Any) -> Any:
@@ -200,12 +211,12 @@ class Federation:
     ) -> fx.Result:
         """The result, the server started again whenever it is killed."""
         said = [] if said is None else said
-        resume = settings.pop("resume", False)
+        resume, clock = settings.pop("resume", False), settings.pop("clock", None)
         while True:
             try:
                 outcome = run_federation(
                     carrier, experiment, self.folder / "out", said.append, resume=resume,
-                    clock=passing(),
+                    clock=clock or passing(),
                 )  # fmt: skip
                 return outcome.runs[0].result
             except ServerKilledError:
@@ -260,7 +271,7 @@ class Watched:
                 held = states(rounds, configs)
             except DamagedRecordError:
                 return report  # torn, and nobody has asked the site since
-            with fx.core.float64():
+            with float64():
                 broken = rounds.algorithm.invariant(rounds.ledger.server, held)
             sizes = [np.abs(a).max(initial=1.0) for a in by_field(rounds.ledger.server).values()]
             self.worst = max(self.worst, float(np.max(np.abs(broken))) / max(sizes))

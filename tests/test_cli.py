@@ -280,7 +280,7 @@ def test_labels_and_titles_are_shown_as_they_are(
     assert {title, *ODD_LABELS} <= texts
 
     terminal = Console(force_terminal=True, width=200, file=io.StringIO())
-    monkeypatch.setattr(cli, "_console", lambda quiet: terminal)
+    monkeypatch.setattr(cli.report, "console", lambda quiet=False: terminal)
     succeeded(run(folder, out="terminal"))
     assert "a [/] b, seed 0: " in terminal.file.getvalue()  # pyright: ignore
 
@@ -675,8 +675,8 @@ def test_the_pooled_fit_of_the_hospitals_is_that_of_statsmodels() -> None:
     import statsmodels.api as sm
 
     prepared = config.prepare(config.load(data.bundled_experiment("heart")))
-    rows = np.concatenate([X for X, _ in prepared.federation.clients])
-    y = np.concatenate([y for _, y in prepared.federation.clients])
+    rows = np.concatenate([X for X, _ in prepared.data.clients])
+    y = np.concatenate([y for _, y in prepared.data.clients])
     fit = sm.GLM(y, sm.add_constant(rows), family=sm.families.Binomial()).fit(tol=1e-14)
     assert prepared.reference is not None
     assert prepared.reference_se is not None

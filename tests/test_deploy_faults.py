@@ -14,7 +14,7 @@ pytest.importorskip("cryptography")
 import fedexact as fx
 from federation import EVERYTHING, NONE, Carrier, Faults, Federation, Watched
 from fedexact.deploy import store
-from fedexact.deploy.store import Store, Version
+from fedexact.deploy.store import Counted, Store, Version
 
 ALGORITHMS = {
     "FOCUS": {"name": "FOCUS"},
@@ -109,6 +109,7 @@ def test_the_ledger_keeps_every_algorithm_exact(
     assert sum("goes on from round" in line for line in said) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["FOCUS", "FedDR"])
 def test_a_torn_store_restarts_the_sums_and_is_told(
     name: str, federation: Federation, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +127,7 @@ def test_a_torn_store_restarts_the_sums_and_is_told(
 class Forgetful(Store):
     """Without the ledger: a site goes on from whatever it did last."""
 
-    def open(self, epoch: int, round: int, counted: int, initial: Any) -> Version:
+    def open(self, epoch: int, round: int, counted: Counted, initial: Any) -> Version:
         found = store.read_record(self._path("pending"))
         return Version(epoch, round, found[1]) if found else Version(epoch, store.NEVER, initial())
 
@@ -159,6 +160,7 @@ def test_secure_sums_give_what_plain_ones_give(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_who_drops_out_of_a_masked_round_loses_nothing(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,8 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
     load_ssh_public_key,
 )
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.app.error import Error
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.config import parse_config_args
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
@@ -38,7 +37,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from typer.testing import CliRunner
 
-from fedexact import cli, config, data
+from fedexact import cli, config
+from fedexact.data import tables
 from fedexact.deploy import app as apps
 from fedexact.deploy import client_app, commands, flower, local, server_app
 from fedexact.deploy.certs import client_key, make_certs
@@ -729,8 +729,8 @@ def test_the_files_of_the_sites_give_the_same_answer(three: Path, text: str) -> 
     folder = {"sites": None, "folder": str(three.parent / "sites")}
     at_home = there.model_copy(update={"data": there.data.model_copy(update=folder)})
     before, after = config.prepare(asked), config.prepare(at_home)
-    assert set(files) == set(before.federation.names) == set(after.federation.names)
-    assert sorted(before.federation.feature_names) == sorted(after.federation.feature_names)
+    assert set(files) == set(before.data.names) == set(after.data.names)
+    assert sorted(before.data.feature_names) == sorted(after.data.feature_names)
     assert before.reference is not None
     assert after.reference is not None
     np.testing.assert_allclose(after.reference, before.reference, rtol=1e-9)
@@ -741,7 +741,7 @@ def test_the_files_of_the_sites_give_the_same_answer(three: Path, text: str) -> 
 
 def test_raw_rows_keep_what_is_missing_and_lose_the_client(three: Path) -> None:
     files, _ = at_sites(config.load(three), three.parent / "sites")
-    table = data.tables.read_parquet_table(files["A"])
+    table = tables.read_parquet_table(files["A"])
     assert table.column_names == ["age", "dose", "y"]
     assert table.num_rows == 20
     assert table.column("dose").null_count > 0

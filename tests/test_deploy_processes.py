@@ -13,7 +13,15 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedexact.deploy.app import FINISHED, PROGRESS
+import numpy as np
+import statsmodels.api as sm
+from pyarrow import csv
+
+import fedexact as fx
+from fedexact import config
+from fedexact.data import BUNDLED, tables
+from fedexact.deploy.app import FINISHED, PROGRESS, write_app
+from fedexact.deploy.coordinator import ROUNDS
 from fedexact.deploy.local import LocalFederation, ProcessError
 from fedexact.deploy.supervise import process_table
 
@@ -170,11 +178,12 @@ from fedexact.deploy.local import LocalFederation
 
 with ended_by_signals(), LocalFederation({folder!r}, {{"A": {{"client-id": "A"}}}}):
     print("up", flush=True)
-    time.sleep(600)
+    while True:
+        time.sleep(0.1)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_signal_ends_the_whole_federation(tmp_path: Path, number: int) -> None:
     folder = tmp_path / "fed"
     script = INTERRUPTED.format(folder=str(folder))
@@ -188,4 +197,82 @@ def test_a_signal_ends_the_whole_federation(tmp_path: Path, number: int) -> None
             assert process.wait(timeout=60.0) != 0
         finally:
             process.kill()
+    if number == signal.SIGKILL:  # nobody waits for the others to end
+        wait_for(lambda: of(folder) == [], 60.0)
     assert of(folder) == []
+
+
+HOSPITALS = """\
+rounds = 30
+tol = 1e-11
+[data]
+folder = "sites"
+standardize = true
+[data.target]
+column = "num"
+above = 0
+[data.features]
+columns = ["age", "sex", "cp", "trestbps", "chol", "thalch", "exang", "oldpeak"]
+reference = { sex = "Female", cp = "asymptomatic" }
+[problem]
+loss = "logistic"
+fit_intercept = true
+[deploy]
+clients = ["Cleveland", "Hungary", "Switzerland", "VA Long Beach"]
+deadline = 40.0
+quorum = 3
+[[algorithms]]
+name = "PushNewton"
+"""
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> dict[str, dict[str, str]]:
+    """The node configs of the four hospitals, each with a CSV file of its own."""
+    table = tables.read_csv_table(BUNDLED["heart_disease_uci"].path)
+    owners = table.column("dataset").to_pylist()
+    nodes = {}
+    (tmp_path / "sites").mkdir()
+    for name in dict.fromkeys(owners):
+        rows = table.take([i for i, owner in enumerate(owners) if owner == name])
+        file = tmp_path / "sites" / f"{name}.csv"
+        csv.write_csv(rows.drop_columns(["dataset"]), file)
+        state = str(tmp_path / "state" / name)
+        nodes[name] = {"client-id": name, "data": str(file), "state-dir": state}
+    return nodes
+
+
+def test_four_hospitals_survive_kills_and_land_on_the_pooled_answer(
+    tmp_path: Path, hospitals: dict[str, dict[str, str]]
+) -> None:
+    (tmp_path / "hospitals.toml").write_text(HOSPITALS)
+    asked = config.load(tmp_path / "hospitals.toml")
+    write_app(tmp_path / "app", asked.to_toml(), "Four hospitals", tmp_path / "out")
+    out = tmp_path / "out"
+
+    def rounds() -> int:
+        path = out / ROUNDS
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    with LocalFederation(tmp_path / "fed", hospitals, tls=True) as federation:
+        federation.submit(tmp_path / "app")
+        wait_for(lambda: rounds() >= 2)
+        federation.kill_node("Hungary")
+        federation.start_node("Hungary")
+        wait_for(lambda: rounds() >= 4)
+        federation.kill_server_app()
+        position = (out / PROGRESS).stat().st_size
+        again = federation.submit(tmp_path / "app")
+        said = list(federation.follow(again, out / PROGRESS, position))
+        assert any("goes on from round" in line for line in said)
+    assert of(tmp_path) == []
+    (saved,) = (out / "runs").glob("01-*.npz")
+    result = fx.Result.load(saved)
+    federation = config.prepare(asked).federation
+    assert federation is not None
+    X, y = (np.concatenate(parts) for parts in zip(*federation.clients, strict=True))
+    fit = sm.Logit(y, sm.add_constant(X)).fit(disp=0, method="newton", tol=1e-14)
+    np.testing.assert_allclose(result.x, fit.params, rtol=0, atol=1e-8)
+    assert result.certificate is not None
+    assert result.certificate.verdict == "certified"
+    assert result.certificate.clients == tuple(hospitals)

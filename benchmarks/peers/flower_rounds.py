@@ -44,7 +44,7 @@ def train(message: Message, context: Context) -> Message:
     data, clients = loaded()
     X, y = clients[int(context.node_config["partition-id"])]
     model, loss = build(data)
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(
         model.parameters(), lr=data.info["lr"], weight_decay=data.info["l2"]
     )

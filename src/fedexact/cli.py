@@ -27,7 +27,6 @@ from fedexact.errors import FedexactError, InputError
 from fedexact.theory.observe import observe
 from fedexact.theory.summary import Prediction, predict
 
-PLAIN_WIDTH = 100  # columns where the output is not a terminal
 INTERRUPTED = 130  # exit code after Ctrl-C
 
 Cache = Annotated[
@@ -111,7 +110,7 @@ def run(
         fx.cache_programs(cache)
     asked = _asked(experiment, seed)
     folder = out or Path("results") / experiment.stem
-    console = _console(quiet)
+    console = report.console(quiet)
     with _working(console, "reading the data, computing the pooled solution"):
         prepared = config.prepare(asked)
     console.print(report.data_summary(prepared))
@@ -158,7 +157,7 @@ def theory(
     if cache:
         fx.cache_programs(cache)
     asked = _asked(experiment, seed)
-    console = _console()
+    console = report.console()
     with _working(console, "reading the data, computing the pooled solution"):
         prepared = config.prepare(asked)
     console.print(report.data_summary(prepared))
@@ -214,7 +213,7 @@ def list_() -> None:
         heading: {name: entry.summary for name, entry in registry.items()}
         for heading, registry in registries.items()
     }
-    _console().print(report.listing({**sections, "bundled experiments": EXPERIMENTS}))
+    report.console().print(report.listing({**sections, "bundled experiments": EXPERIMENTS}))
 
 
 def _predictions(prepared: config.Prepared, tol: float) -> dict[str, Prediction]:
@@ -292,13 +291,6 @@ def _working(console: Console, what: str) -> Iterator[None]:
         return
     with console.status(what):
         yield
-
-
-def _console(quiet: bool = False) -> Console:
-    console = Console(quiet=quiet, highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PLAIN_WIDTH
-    return console
 
 
 def _say(message: str) -> None:

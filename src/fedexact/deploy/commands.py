@@ -142,7 +142,7 @@ def local(
     if fresh:
         shutil.rmtree(here, ignore_errors=True)
     asked = _deployed(config.load(_file(experiment)), rounds, secure)
-    console = Console(highlight=False)
+    console = report.console()
     prepared = config.prepare(asked)
     console.print(report.data_summary(prepared))
     files, there = at_sites(asked, here / "clients")

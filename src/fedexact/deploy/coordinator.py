@@ -6,7 +6,8 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,13 +18,15 @@ from fedexact.certificate import Certificate, certify
 from fedexact.config import Experiment, Outcome, Prepared, Run
 from fedexact.core import Algorithm, in_float64
 from fedexact.deploy.messages import Transport
-from fedexact.deploy.remote import FederationError, UnansweredError
+from fedexact.deploy.remote import FederationError
 from fedexact.deploy.roster import Clock
 from fedexact.deploy.rounds import CHECKPOINT, Report, Rounds
 from fedexact.deploy.session import Session, open_session
+from fedexact.deploy.store import locked
+from fedexact.deploy.sums import NOT_FINITE
 from fedexact.problem import Problem
 from fedexact.result import HISTORY, Result, by_field, hyperparameters
-from fedexact.solve import check_fit, chosen, evaluate, setting_of
+from fedexact.solve import GROWTH, check_fit, chosen, evaluate, setting_of
 
 ROUNDS = "rounds.jsonl"
 
@@ -50,7 +53,31 @@ def run_federation(
     Raises InputError before round 0 for data or settings that do not fit, naming the client, and
     FederationError where the federation cannot go on; what has been done is in the checkpoints.
     """
-    asked = experiment.deployed()
+    with _alone(out):
+        return _run(transport, experiment.deployed(), out, say, resume, clock)
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Refuses a folder in which another server is running."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(out, wait=False))
+        except BlockingIOError:
+            raise FederationError(
+                f"another server is running in {out}; stop it, or give another output folder"
+            ) from None
+        yield
+
+
+def _run(
+    transport: Transport,
+    asked: Experiment,
+    out: Path,
+    say: Say,
+    resume: bool,
+    clock: Clock | None,
+) -> Outcome:
     algorithms = asked.build_algorithms()
     session = open_session(transport, asked, say, clock)
     participation = asked.build_participation(session.objective)
@@ -110,7 +137,7 @@ class _Server:
             report = self.rounds.step()
             self._evaluate(report, x)
             self._write(report)
-            if not np.all(np.isfinite(self.rounds.x)):
+            if self._diverged(report):
                 self.rounds.ledger, status = before, "diverged"
                 break
             if asked.tol is not None and self.mapping <= asked.tol:
@@ -121,6 +148,21 @@ class _Server:
             x = self.rounds.x
         self.rounds.save()
         return self._result(status)
+
+    def _diverged(self, report: Report) -> bool:
+        """Whether the model, or all that was sent, is not finite, or the gradients have grown."""
+        if not np.all(np.isfinite(self.rounds.x)):
+            return True
+        codes = [failure.code for failure in report.failed.values()]
+        enough = len(codes) == len(report.invited) >= min(2, len(self.session.names))
+        if enough and set(codes) == {NOT_FINITE}:
+            return True
+        rows = self.rounds.ledger.history
+        found = [row["gradient_mapping"] for row in rows if row["gradient_mapping"] is not None]
+        if self.rounds.algorithm.recovers or len(found) < 2 or rows[-1]["gradient_mapping"] is None:
+            return False
+        scale = max(found[0], self.session.objective.constants().L_F)
+        return found[-1] > found[-2] and found[-1] > GROWTH * scale
 
     # --- how far the model is -------------------------------------------------------------------
 
@@ -143,7 +185,7 @@ class _Server:
             self.checked = report.round
             try:
                 value, self.mapping = evaluate(objective, self.rounds.x)
-            except UnansweredError as error:
+            except FederationError as error:
                 self.say(f"{self.label}: no pass over all rows after round {report.round}: {error}")
         row = self._row(report, value, None if value is None else self.mapping)
         self.rounds.ledger = dataclasses.replace(ledger, history=(*ledger.history, row))
@@ -163,12 +205,17 @@ class _Server:
 
     def _write(self, report: Report) -> None:
         """The report as a line of the file, and in words."""
-        self.out.mkdir(parents=True, exist_ok=True)
         line = json.dumps({"algorithm": self.label, **report.to_dict()})
-        with (self.out / ROUNDS).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with (self.out / ROUNDS).open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise FederationError(
+                f"{self.out / ROUNDS} cannot be written ({error.strerror}); make room and start "
+                "again: it goes on from the last checkpoint"
+            ) from error
         words = [f"{len(report.counted)} of {len(report.invited)} clients"]
         mapping = self.rounds.ledger.history[-1]["gradient_mapping"]
         words += [f"gradient mapping {mapping:.1e}"] if mapping is not None else []

@@ -21,7 +21,7 @@ RECORDS: dict[str, type] = {
 
 def to_meta(value: Any) -> Any:
     """A record as a table of its fields, those that are records or arrays likewise."""
-    if type(value).__name__ in RECORDS:
+    if RECORDS.get(type(value).__name__) is type(value):
         fields = (field.name for field in dataclasses.fields(value))
         return {"record": type(value).__name__} | {n: to_meta(getattr(value, n)) for n in fields}
     if isinstance(value, np.ndarray | np.generic | jax.Array):

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from fedexact.bounds import POINT_SUMS
+from fedexact.core import Pooled
 from fedexact.errors import FedexactError
-from fedexact.losses import Loss
+from fedexact.losses import CustomLoss, Loss
 from fedexact.objective import Objective
 
 Arrays = Mapping[str, np.ndarray]
@@ -91,6 +92,12 @@ class RemoteObjective(Objective):
         assert not args, "values per client are not sent"
         assert not prox, "proxes are not sent"
         return self._call(fn, "map_clients", shared)
+
+    def _pooled_constants(self) -> Pooled:
+        if isinstance(self.loss, CustomLoss):  # objects at the sites: no curvature to ask for
+            L, l = (float(np.mean(each)) for each in self._smoothness)  # noqa: E741
+            return Pooled(L or 1.0, l, 100.0)
+        return super()._pooled_constants()
 
     def prepare(self, x: np.ndarray) -> None:
         """Asks at once for the sums that a certificate of x begins with: fewer rounds."""

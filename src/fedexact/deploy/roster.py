@@ -20,8 +20,11 @@ from fedexact.deploy.messages import (
     Reply,
     Transport,
 )  # fmt: skip
+from fedexact.deploy.sums import MALFORMED
+from fedexact.errors import InputError
 
 POLL = 0.2  # seconds between two looks for replies
+AGAIN = 60.0  # seconds after which a node that has not said hello is asked again
 ABSENT, LATE = "absent", "late"  # codes: no node speaks for the client; no reply in time
 
 Say = Callable[[str], None]
@@ -61,6 +64,10 @@ class Roster:
         names: of the members, in order.
         hello: the question that makes a node tell its client-id.
         say: told of every node that is refused.
+
+    Attributes:
+        members: the node that speaks for a client, by client.
+        refusals: why a connected node was refused, by node.
     """
 
     def __init__(
@@ -75,8 +82,10 @@ class Roster:
         self.names = list(names)
         self.members: dict[str, Member] = {}
         self._hello = hello
+        self.refusals: dict[int, str] = {}
         self._greeted: set[int] = set()  # nodes that have been asked
-        self._asked: dict[str, int] = {}  # hello messages under way, and their nodes
+        self._asked: dict[str, tuple[int, float]] = {}  # hellos under way: their nodes and times
+        self._rivals: dict[int, Content] = {}  # hellos of nodes that claim a client already there
         self._stale: set[str] = set()  # messages of the exchange before
 
     def missing(self) -> list[str]:
@@ -85,43 +94,67 @@ class Roster:
 
     def keys(self, names: Sequence[str]) -> dict[str, bytes]:
         """The public keys of members for whom a node speaks."""
-        return {name: bytes.fromhex(str(self.members[name].hello["key"])) for name in names}
+        try:
+            return {n: bytes.fromhex(str(self.members[n].hello.get("key"))) for n in names}
+        except ValueError:
+            raise InputError(f"a public key of {', '.join(names)} cannot be read") from None
 
     def greet(self) -> None:
         """Asks nodes that are new who they are, and takes in the answers that have come."""
-        nodes = set(self.transport.nodes())
-        self._greeted &= nodes
+        nodes, now = set(self.transport.nodes()), self.clock.now()
+        latest = dict(self._asked.values())
+        silent = {node for node, asked in latest.items() if now - asked >= AGAIN}
+        self._asked = {id: asked for id, asked in self._asked.items() if asked[0] in nodes}
+        self._greeted = (self._greeted & nodes) - silent
+        self.refusals = {node: why for node, why in self.refusals.items() if node in nodes}
+        self._rivals = {node: hello for node, hello in self._rivals.items() if node in nodes}
         new = sorted(nodes - self._greeted)
         if new:
             ids = self.transport.send([(node, self._hello) for node in new])
-            self._asked |= dict(zip(ids, new, strict=True))
+            self._asked |= {id: (node, now) for id, node in zip(ids, new, strict=True)}
             self._greeted |= set(new)
         for reply in self.transport.receive(list(self._asked)) if self._asked else ():
-            node = self._asked.pop(reply.id, None)
+            node, _ = self._asked.pop(reply.id, (None, now))
             if node is not None:
                 self._welcome(node, reply.content, nodes)
+        for node, hello in list(self._rivals.items()):
+            if self._speaker(hello) not in nodes:
+                self._welcome(node, hello, nodes)
+
+    def _speaker(self, hello: Content) -> int:
+        return self.members[str(hello.meta["client"])].node
 
     def _welcome(self, node: int, content: Content | Failure, nodes: set[int]) -> None:
         if isinstance(content, Failure):
             self._greeted.discard(node)  # asked again as long as it is listed
             return
-        name, reason = str(content.meta.get("client", "")), ""
-        if content.kind == REFUSED:
-            reason = str(content.meta.get("reason"))
-        elif name not in self.names:
-            reason = f"{name!r} is no member; members: {', '.join(self.names)}"
-        elif name in self.members:
-            before = self.members[name]
-            same = before.hello.get("identity") == content.meta.get("identity")
-            if not same and before.node in nodes and before.node != node:
-                reason = (
-                    f"another node speaks for client {name!r} and is still connected; stop one of "
-                    "them, or wait a minute if it is dead"
-                )
+        self._asked = {id: asked for id, asked in self._asked.items() if asked[0] != node}
+        self._rivals.pop(node, None)
+        reason = self._why_not(node, content, nodes)
         if reason:
+            self.refusals[node] = reason
             self.say(f"node {node} refused: {reason}")
             return
-        self.members[name] = Member(node, content.meta)
+        self.refusals.pop(node, None)
+        self.members[str(content.meta["client"])] = Member(node, content.meta)
+
+    def _why_not(self, node: int, content: Content, nodes: set[int]) -> str:
+        """Why the node that says this is refused; empty if it is not."""
+        name = str(content.meta.get("client", ""))
+        if content.kind == REFUSED:
+            return str(content.meta.get("reason"))
+        if name not in self.names:
+            return f"{name!r} is no member; members: {', '.join(self.names)}"
+        before = self.members.get(name)
+        if before is None or before.node == node or before.node not in nodes:
+            return ""
+        if before.hello.get("identity") == content.meta.get("identity"):
+            return ""  # the same site, started again
+        self._rivals[node] = content
+        return (
+            f"another node speaks for client {name!r} and is still connected; stop one of them, or "
+            "wait a minute if it is dead"
+        )
 
     def wait(self, seconds: float) -> None:
         """Greets until all members are there, or the time is over."""
@@ -164,7 +197,7 @@ class Roster:
                 else:
                     name = waiting.pop(reply.id)
                     done.add(reply.id)
-                    found = _accepted(name, reply, accept)
+                    found = _accepted(name, requests[name].kind, reply, accept)
                     (contents if isinstance(found, Content) else failures)[name] = found  # pyright: ignore[reportArgumentType]
             if not replies:
                 self.greet()
@@ -177,7 +210,9 @@ class Roster:
         return Exchanged(contents, failures, duplicates, late, down, up, seconds)
 
 
-def _accepted(name: str, reply: Reply, accept: Callable[[str, Content], None]) -> Content | Failure:
+def _accepted(
+    name: str, kind: str, reply: Reply, accept: Callable[[str, Content], None]
+) -> Content | Failure:
     """The content if it can be counted, else why not."""
     content = reply.content
     if isinstance(content, Failure):
@@ -189,6 +224,8 @@ def _accepted(name: str, reply: Reply, accept: Callable[[str, Content], None]) -
             )
         if content.kind == REFUSED:
             return Failure(str(content.meta.get("code")), str(content.meta.get("reason")))
+        if content.kind != kind:
+            raise RefusedError(MALFORMED, f"answers {content.kind!r}, the question was {kind!r}")
         accept(name, content)
     except RefusedError as refusal:
         return Failure(refusal.code, f"client {name!r}: {refusal.reason}")

@@ -49,6 +49,7 @@ class Ledger:
     server: Any
     x0: np.ndarray  # (d,) where the epoch started
     counted: np.ndarray  # (N,) last round of each client that was counted in this epoch, or NEVER
+    visits: tuple[str, ...]  # N: that visit, as the client names it
     models: dict[int, np.ndarray]  # those that participants have yet to receive, by round
     seen: np.ndarray  # (N,) bool: counted ever
     history: tuple[dict[str, Any], ...]
@@ -121,6 +122,7 @@ class Rounds:
             server=self.algorithm.init_server(jnp.asarray(x0), N),
             x0=x0,
             counted=np.full(N, NEVER),
+            visits=("",) * N,
             models={},
             seen=before.seen if before else np.zeros(N, bool),
             history=before.history if before else (),
@@ -140,6 +142,7 @@ class Rounds:
             "run": ledger.run,
             "epoch": ledger.epoch,
             "round": ledger.round,
+            "visits": ledger.visits,
             "history": ledger.history,
         }
         arrays = {f"server/{name}": array for name, array in by_field(ledger.server).items()}
@@ -183,6 +186,7 @@ class Rounds:
             server=jax.tree.map(jnp.asarray, server),
             x0=arrays["x0"],
             counted=arrays["counted"],
+            visits=tuple(meta["visits"]),
             models={int(n[7:]): a for n, a in arrays.items() if n.startswith("models/")},
             seen=arrays["seen"],
             history=tuple(meta["history"]),
@@ -243,7 +247,10 @@ class Rounds:
         if announced is None:
             total = sums.plain(list(contents.values()))
         else:
-            total = sums.secure(contents, announced, self._expected)
+            try:
+                total = sums.secure(contents, announced, self._expected)
+            except InputError as error:
+                return self._pass(invited, done, str(error))
         upload = jax.tree.unflatten(
             jax.tree.structure(self._upload), [jnp.asarray(total[name]) for name in self._fields]
         )
@@ -256,6 +263,9 @@ class Rounds:
         server = loop.push(self.algorithm, ledger.server, upload, len(counted))
         now, seen = ledger.counted.copy(), ledger.seen.copy()
         now[counted], seen[counted] = ledger.round, True
+        visits = list(ledger.visits)
+        for k in counted:
+            visits[k] = contents[self.names[k]].meta["visit"]
         models = ledger.models
         if self.algorithm.receives:
             models = {**models, ledger.round: np.asarray(self.algorithm.model(server))}
@@ -264,6 +274,7 @@ class Rounds:
                 ledger,
                 server=server,
                 counted=now,
+                visits=tuple(visits),
                 seen=seen,
                 models={r: x for r, x in models.items() if r in now},
             )
@@ -305,7 +316,8 @@ class Rounds:
             done = done._replace(failures=failures, bytes_up=up, bytes_down=down, seconds=seconds)
             if announced is None or len(done.contents) == len(remaining):
                 return done, announced
-            if any(f.code in (LOST, STALE) for f in failures.values()):
+            gone = any(f.code in (LOST, STALE) for f in failures.values())
+            if gone and self.session.rules.lost == "restart":
                 return done._replace(contents={}), None
             remaining = [k for k in remaining if self.names[k] in done.contents]
 
@@ -332,6 +344,7 @@ class Rounds:
         meta = {
             **self.meta, "objective": self.session.agreed(k), "run": ledger.run, "k": k,
             "epoch": ledger.epoch, "round": ledger.round, "counted": counted,
+            "visit": ledger.visits[k],
             "secure": None if announced is None else announced.to_meta(),
         }  # fmt: skip
         arrays = {**pulled, "x": self.x}
@@ -350,8 +363,12 @@ class Rounds:
         stamp = content.meta.get("epoch"), content.meta.get("round")
         if stamp != (self.ledger.epoch, self.ledger.round):
             raise RefusedError(
-                "round", f"the reply is of round {stamp[1]}, this is {self.ledger.round}"
+                "round",
+                f"the reply is of round {stamp[1]} (epoch {stamp[0]}), this is "
+                f"{self.ledger.round} ({self.ledger.epoch})",
             )
+        if not isinstance(content.meta.get("visit"), str):
+            raise RefusedError(sums.MALFORMED, "the reply does not name its visit")
         (sums.check_masked if self.session.rules.secure else sums.check)(content, self._expected)
 
     def _report(

@@ -12,18 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from fedexact.deploy.coordinator import run_federation
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from rich.console import Console
 
 from fedexact import config, report
 from fedexact.core import float64
 from fedexact.deploy.app import FAILED, FINISHED, PROGRESS
+from fedexact.deploy.coordinator import run_federation
 from fedexact.deploy.flower import FlowerTransport
 from fedexact.errors import InputError
-
-WIDTH = 100  # columns of the table
 
 
 def server_app(folder: str | Path) -> ServerApp:
@@ -53,7 +50,8 @@ def run(grid: Grid, experiment: Path, out: Path, resume: bool) -> None:
         except BaseException as error:
             say(f"{FAILED}: {'; '.join(str(error).splitlines()) or type(error).__name__}")
             raise
-        Console(width=WIDTH).print(report.result_table(outcome, WIDTH))
+        console = report.console()
+        console.print(report.result_table(outcome, console.width))
         for run in outcome.runs:
             certificate = run.result.certificate
             if certificate is not None:

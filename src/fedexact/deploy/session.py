@@ -41,8 +41,8 @@ from fedexact.deploy.remote import (
 )
 from fedexact.deploy.roster import Clock, Roster, Say
 from fedexact.deploy.secure import announce
-from fedexact.errors import InputError
-from fedexact.losses import CustomLoss, Loss, make_loss
+from fedexact.errors import InputError, check_count
+from fedexact.losses import CustomLoss, Loss, Multinomial, make_loss
 from fedexact.oracles import prox_method
 from fedexact.parts import lone_part
 
@@ -108,7 +108,11 @@ class Session:
         """What all members answer to these calls, summed or collected."""
         if self.rules.secure and any(call.over != "map_clients" for call in calls):
             return self._ask_secure(calls)
-        replies = self.everybody(lambda k: self._query(k, calls, None), _check_query)
+        expected = self._query_like(calls)
+        replies = self.everybody(
+            lambda k: self._query(k, calls, None),
+            lambda name, content: sums.check(content, expected),
+        )
         return _outcomes(calls, [_fields(reply.arrays) for reply in replies])
 
     def _ask_secure(self, calls: Sequence[Call]) -> list[Any]:
@@ -117,22 +121,51 @@ class Session:
         while True:
             try:
                 return self._ask_masked(calls)
-            except UnansweredError:
+            except UnansweredError as error:
                 if self.roster.clock.now() >= until:
                     raise
+                self.say(f"a secure sum over all rows is repeated: {error}")
+                self.roster.clock.sleep(1.0)
 
     def _ask_masked(self, calls: Sequence[Call]) -> list[Any]:
         announced = announce(self.roster.keys(self.names), "query", 0, 0)
-        meta = announced.to_meta()
-        replies = self.everybody(lambda k: self._query(k, calls, meta), again=False)
-        fields = {
-            name: jax.ShapeDtypeStruct(tuple(shape), np.dtype(kind))
-            for name, shape, kind in replies[0].meta["fields"]
-        }
+        meta, expected = announced.to_meta(), self._query_like(calls)
+        replies = self.everybody(
+            lambda k: self._query(k, calls, meta),
+            lambda name, content: sums.check_masked(content, expected),
+            again=False,
+        )
         contents = dict(zip(self.names, replies, strict=True))
-        for name, reply in contents.items():
-            _check_masked(name, reply, fields)
-        return _outcomes(calls, [_fields(sums.secure(contents, announced, fields))])
+        try:
+            total = sums.secure(contents, announced, expected)
+        except InputError as error:
+            raise UnansweredError(str(error)) from None
+        return _outcomes(calls, [_fields(total)])
+
+    @in_float64
+    def _query_like(self, calls: Sequence[Call]) -> dict[str, jax.ShapeDtypeStruct]:
+        """The arrays of a reply to these calls, in the order in which a site sends them."""
+        oracle, like = self._any_oracle(), {}
+        for i, call in enumerate(calls):
+            fn = call.fn
+            if isinstance(oracle, ObjectOracle):
+                fn = getattr(ObjectOracle, fn.__name__, None)
+            if fn is None:
+                raise InputError(
+                    f"objects at the sites have no {call.fn.__name__}, which is needed here: take "
+                    "another algorithm, such as FOCUS or FedDR"
+                )
+            found = jax.eval_shape(lambda *args, fn=fn: fn(oracle, *args), *call.args)
+            ahead = (1,) if call.over == "map_clients" else ()
+            for j, part in enumerate(jax.tree.leaves(found)):
+                like[f"{i}/{j}"] = jax.ShapeDtypeStruct((*ahead, *part.shape), part.dtype)
+        return like
+
+    def _any_oracle(self) -> Any:
+        """An oracle for shapes."""
+        if isinstance(self.objective.loss, CustomLoss):
+            return ObjectOracle(_AnyObjective(self.objective.dim), 1.0)
+        return _some_rows(self.objective, self.agreement["prox_method"]).client(0, 0)
 
     def _query(self, k: int, calls: Sequence[Call], announced: Any) -> Content:
         arrays = {
@@ -153,6 +186,7 @@ class Session:
         return {
             **self.agreement,
             "weight": float(self.objective.n_clients * self.objective.w[k]),
+            "rows": int(self.objective.n_rows[k]),
             "L": float(L_k[k]),
             "l": float(l_k[k]),
         }
@@ -163,6 +197,8 @@ class Session:
         return {
             "clients": self.names,
             "rows": self.objective.n_rows.tolist(),
+            "weights": self.objective.w.tolist(),
+            "regularizer": to_meta(self.objective.regularizer),
             "target": self.objective.target(),
             "columns and moments": hashlib.sha256(text.encode()).hexdigest(),
         }
@@ -171,9 +207,7 @@ class Session:
     def upload_like(self, algorithm: Algorithm) -> Any:
         """The shapes of an upload of the algorithm."""
         x = jnp.zeros(self.objective.dim)
-        oracle: Any = ObjectOracle(_AnyObjective(self.objective.dim), 1.0)
-        if not isinstance(self.objective.loss, CustomLoss):
-            oracle = _some_rows(self.objective, self.agreement["prox_method"]).client(0, 0)
+        oracle = self._any_oracle()
 
         def upload(x: jax.Array) -> Any:
             pulled = algorithm.pull(algorithm.init_server(x, len(self.names)), jnp.asarray(0))
@@ -202,9 +236,10 @@ def open_session(
     session.roster.wait(deploy.wait)
     missing = session.roster.missing()
     if missing:
+        refused = "".join(f"; {reason}" for reason in session.roster.refusals.values())
         raise FederationError(
             f"no node spoke for {', '.join(missing)} within {deploy.wait:g} s; start "
-            "their SuperNodes, or raise deploy.wait"
+            f"their SuperNodes, or raise deploy.wait{refused}"
         )
     _check_versions(session)
     with float64():
@@ -244,11 +279,13 @@ def _spec(experiment: Experiment) -> Spec:
 
 def _agree_on_rows(session: Session, experiment: Experiment, spec: Spec) -> None:
     """Columns, levels and exact moments; then the objective."""
-    told = {name: session.roster.members[name].hello["description"] for name in session.names}
-    described = {name: Description.from_meta(meta, name) for name, meta in told.items()}
+    hellos = {name: session.roster.members[name].hello for name in session.names}
+    described = {n: Description.from_meta(h.get("description", {}), n) for n, h in hellos.items()}
     schema = agree(spec, described)
     columns = list(schema.feature_names)
     n_rows = np.array([described[name].complete for name in session.names])
+    asked = experiment.problem.build_loss()
+    meta = {"schema": schema.to_meta(), "classes": asked == Multinomial.name}
 
     def read(name: str, content: Content) -> Sums:
         return Sums.from_arrays(content.arrays, columns, described[name].complete, name)
@@ -256,14 +293,15 @@ def _agree_on_rows(session: Session, experiment: Experiment, spec: Spec) -> None
     def accept(name: str, content: Content) -> None:
         try:
             read(name, content)
+            if meta["classes"]:
+                check_count(f"client {name!r}: the number of classes", content.meta.get("classes"))
         except InputError as error:
             raise RefusedError(sums.MALFORMED, str(error)) from None
 
-    replies = session.everybody(lambda k: Content("moments", {"schema": schema.to_meta()}), accept)
+    replies = session.everybody(lambda k: Content("moments", meta), accept)
     each = [read(name, reply) for name, reply in zip(session.names, replies, strict=True)]
     moments: Moments = pooled_moments(each, columns, spec.standardize)
-    largest = max(float(reply.meta["largest"]) for reply in replies)
-    loss = make_loss(experiment.problem.build_loss(), n_classes=int(largest) + 1)
+    loss = make_loss(asked, n_classes=max(int(r.meta.get("classes", 0)) for r in replies))
     _define(session, experiment, loss, columns, n_rows)
     objective = session.objective
     session.agreement |= {
@@ -281,7 +319,7 @@ def _agree_on_oracles(session: Session, experiment: Experiment) -> None:
         raise InputError(f"the oracles differ in their number of coefficients: {dims}")
     columns = [f"x[{j}]" for j in range(dims[session.names[0]])]
     n_rows = np.array([int(hello["rows"]) for hello in hellos])
-    _define(session, experiment, CustomLoss(_at_the_sites), columns, n_rows)
+    _define(session, experiment, _AtTheSites(_at_the_sites), columns, n_rows)
 
 
 def _define(
@@ -298,6 +336,12 @@ def _define(
         "reduction": objective.reduction,
         "fit_intercept": objective.fit_intercept,
     }
+
+
+class _AtTheSites(CustomLoss):
+    """The loss of objects, which know their smoothness."""
+
+    global_smooth = True
 
 
 def _at_the_sites(x: Any, rows: Any) -> Any:
@@ -340,18 +384,6 @@ def _check_constants(name: str, content: Content) -> None:
     sums.check(content, {"L": number, "l": number})
     if not 0 <= float(content.arrays["l"]) <= float(content.arrays["L"]):
         raise RefusedError(sums.MALFORMED, "L and l must be numbers with 0 <= l <= L")
-
-
-def _check_query(name: str, content: Content) -> None:
-    for key, array in content.arrays.items():
-        if array.dtype != float:
-            raise RefusedError(sums.MALFORMED, f"{key} is {array.dtype}, expected float64")
-
-
-def _check_masked(name: str, reply: Content, fields: sums.Shapes) -> None:
-    if [f[0] for f in reply.meta["fields"]] != list(fields):
-        raise FederationError(f"client {name!r} answers another question than the others")
-    sums.check_masked(reply, fields)
 
 
 def _fields(arrays: Mapping[str, np.ndarray]) -> dict[tuple[int, int], np.ndarray]:

@@ -27,12 +27,12 @@ from fedexact import __version__
 from fedexact.clients import Clients
 from fedexact.core import Algorithm, client_key, in_float64, root_key
 from fedexact.data import Moments, Schema, Spec, describe, encode
-from fedexact.deploy.messages import BAD_DATA, BAD_REQUEST, FULL, Content, RefusedError
+from fedexact.deploy.messages import BAD_DATA, BAD_REQUEST, FOREIGN, FULL, Content, RefusedError
 from fedexact.deploy.oracles import ObjectOracle, load
 from fedexact.deploy.records import from_meta
 from fedexact.deploy.secure import Announcement, masked, private_key, public_bytes
 from fedexact.deploy.sources import Source, read
-from fedexact.deploy.store import NEVER, Store, Version
+from fedexact.deploy.store import NEVER, Counted, Store, Version
 from fedexact.devices import cache_programs
 from fedexact.engines import loop
 from fedexact.engines.state import visit
@@ -47,6 +47,11 @@ from fedexact.result import by_field, from_fields
 
 Arrays = dict[str, np.ndarray]
 LOG = logging.getLogger(__name__)
+
+OVER = ("sum_over_rows", "sum_over_clients", "map_clients")  # see Objective
+_RUN = re.compile(r"[0-9a-f]{1,64}")  # the name of a run, which becomes that of a folder
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_NUMBER = re.compile(r"(?<!\w)[+-]?(?:\d[\w.+-]*|(?:nan|inf)\b)", re.IGNORECASE)
 
 
 class SiteConfig(NamedTuple):
@@ -103,29 +108,31 @@ class Site:
             return self._refused(refusal)
         except FedexactError as error:
             LOG.warning("client %r: %s", self.name, error)
-            return self._refused(RefusedError(BAD_DATA, self._shareable(str(error))))
+            return self._refused(RefusedError(BAD_DATA, self._shareable(str(error), request)))
         except OSError as error:
             reason = f"client {self.name!r} cannot write its state: {error.strerror or error}"
             return self._refused(RefusedError(FULL, reason))
         except Exception as error:  # the server must hear of whatever goes wrong
             LOG.exception("client %r", self.name)
-            reason = self._shareable(f"{type(error).__name__}: {error}")
+            reason = f"client {self.name!r}: {type(error).__name__} (in full in its log)"
             return self._refused(RefusedError(BAD_REQUEST, reason))
 
     def _refused(self, refusal: RefusedError) -> Content:
         content = refusal.content()
         return content._replace(meta={**content.meta, "client": self.name})
 
-    def _shareable(self, reason: str) -> str:
-        """The reason without what may be a cell: numbers, and texts that name no column. The whole
-        of it is in the site's log."""
+    def _shareable(self, reason: str, request: Content) -> str:
+        """The reason without what may be a cell: numbers, and quoted texts that are neither names
+        of columns nor in the request. The whole of it is in the site's log."""
         table = self._kept.get("table")
-        known = {self.name, *(table.column_names if table is not None else ())}
-        told = re.sub(
-            r"'[^']*'|\b[\d.]+(?:e[+-]?\d+)?\b",
-            lambda found: found[0] if found[0].strip("'") in known else "(...)",
-            reason,
-        )
+        columns = table.column_names if table is not None else ()
+        known = {repr(name) for name in (self.name, *columns, *_texts(request.meta))}
+        told, end = "", 0
+        for quoted in _QUOTED.finditer(reason):
+            told += _NUMBER.sub("(...)", reason[end : quoted.start()])
+            told += quoted[0] if quoted[0] in known else "(...)"
+            end = quoted.end()
+        told += _NUMBER.sub("(...)", reason[end:])
         return f"client {self.name!r}: {told} (in full in its log)"
 
     # --- before round 0 -------------------------------------------------------------------------
@@ -134,20 +141,32 @@ class Site:
         """Who it is, and what its table looks like: columns, levels, counts; no rows."""
         state = self.config.state
         with Store(state, self.name).locked():
-            identity = state / "identity"
-            if not identity.is_file():
-                write_atomic(identity, secrets.token_hex(16))
             key = public_bytes(private_key(state)).hex()
-            meta = {"identity": identity.read_text(), "key": key, "version": __version__}
+            meta = {"identity": self._identity(), "key": key, "version": __version__}
         if request.meta.get("spec") is None:
             return meta | {"rows": int(self._object().n_rows), "dim": int(self._object().dim)}, {}
         spec = Spec.from_meta(request.meta["spec"])
         return meta | {"description": describe(self._table(), spec, self.name).to_meta()}, {}
 
+    def _identity(self) -> str:
+        """Tells this state folder from any other. RefusedError if it is another client's."""
+        path = self.config.state / "identity"
+        if not path.is_file():
+            write_atomic(path, json.dumps([secrets.token_hex(16), self.name]))
+        identity, owner = json.loads(path.read_text(encoding="utf-8"))
+        if owner != self.name:
+            raise RefusedError(
+                FOREIGN,
+                f"the state folder of client {self.name!r} is that of {owner!r}: give each client "
+                "its own",
+            )
+        return identity
+
     def _moments(self, request: Content) -> tuple[dict[str, Any], Arrays]:
-        """Sums and sums of squares of its columns, and its largest target (the classes)."""
+        """Sums and sums of squares of its columns; where targets are numbered classes, how many."""
         encoded = encode(self._table(), Schema.from_meta(request.meta["schema"]), self.name)
-        return {"largest": float(np.max(encoded.y))}, encoded.sums().to_arrays()
+        meta = {"classes": int(np.max(encoded.y)) + 1} if request.meta["classes"] else {}
+        return meta, encoded.sums().to_arrays()
 
     def _constants(self, request: Content) -> tuple[dict[str, Any], Arrays]:
         """Smoothness and strong convexity of its objective."""
@@ -171,11 +190,14 @@ class Site:
         def initial() -> Arrays:
             return by_field(algorithm.init_client(jnp.asarray(arrays["x0"])))
 
+        if not _RUN.fullmatch(str(meta["run"])):
+            raise RefusedError(BAD_REQUEST, f"{meta['run']!r} is no name of a run")
         store = Store(self.config.state / str(meta["run"]), self.name)
+        asked = _digest(request)
         with store.locked():
             self._check_rows(store.folder / "rows", oracle)
             if jax.tree.leaves(like):
-                version = store.open(epoch, round, counted, initial)
+                version = store.open(epoch, round, Counted(counted, meta["visit"]), initial)
             else:  # an algorithm without client states has none to lose
                 version = Version(epoch, NEVER, {})
             client = jax.tree.map(jnp.asarray, from_fields(like, version.arrays, "client"))
@@ -185,14 +207,14 @@ class Site:
             key = (root_key(int(meta["seed"])), round, int(meta["k"]))
             new, upload, rows = _visit(algorithm, client, pulled, oracle, *key)
             if jax.tree.leaves(like):
-                store.put(Version(epoch, round, by_field(new)))
+                store.put(Version(epoch, round, by_field(new), asked))
         value, grad = _value_and_grad(oracle, x)
         sent = {
             **{f"upload/{name}": array for name, array in by_field(upload).items()},
             "value": np.asarray(value), "grad": np.asarray(grad), "rows": np.asarray(rows),
         }  # fmt: skip
         fields, sent = self._masked(sent, meta)
-        return {"round": round, "epoch": epoch, **fields}, sent
+        return {"round": round, "epoch": epoch, "visit": asked, **fields}, sent
 
     def _check_rows(self, path: Path, oracle: Stack | ObjectOracle) -> None:
         """Refuses rows that are others than in the first visit of the run."""
@@ -212,7 +234,7 @@ class Site:
         """Sums over its rows that the server may ask for by name: values, gradients, Hessians."""
         problem, sent = self._any_problem(request.meta["objective"]), {}
         for i, call in enumerate(request.meta["calls"]):
-            if call["fn"] not in SUMMABLE:
+            if call["fn"] not in SUMMABLE or call["over"] not in OVER:
                 raise RefusedError(BAD_REQUEST, f"there is no sum called {call['fn']!r}")
             args = [request.arrays[f"{i}/{j}"] for j in range(call["args"])]
             fn = SUMMABLE[call["fn"]]
@@ -262,6 +284,11 @@ class Site:
         """X, standardised as agreed, and y."""
         schema = Schema.from_meta(agreed["schema"])
         encoded = encode(self._table(), schema, self.name)
+        if len(encoded.y) != agreed["rows"]:
+            raise InputError(
+                f"client {self.name!r}: its rows have changed since the columns were agreed; start "
+                "the federation again"
+            )
         arrays = {name: np.asarray(values) for name, values in agreed["moments"].items()}
         return Moments.from_arrays(arrays, schema.feature_names).apply(encoded.X), encoded.y
 
@@ -323,6 +350,26 @@ class _ObjectProblem:
         return jax.tree.map(np.asarray, found)
 
     sum_over_clients = sum_over_rows
+
+
+def _digest(request: Content) -> str:
+    """Of all that a visit depends on: what differs in it is another visit."""
+    meta = {name: value for name, value in request.meta.items() if name != "secure"}
+    digest = hashlib.blake2b(json.dumps(meta, sort_keys=True).encode(), digest_size=16)
+    for name, array in sorted(request.arrays.items()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _texts(meta: Any) -> list[str]:
+    """All texts in a message."""
+    if isinstance(meta, str):
+        return [meta]
+    if isinstance(meta, Mapping):
+        return [text for item in meta.items() for text in _texts(item)]
+    parts = meta if isinstance(meta, list | tuple) else ()
+    return [text for part in parts for text in _texts(part)]
 
 
 def _algorithm(meta: Any) -> Algorithm:

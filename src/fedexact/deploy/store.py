@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedexact.deploy.messages import LOST, STALE, RefusedError
+from fedexact.deploy.messages import FOREIGN, LOST, STALE, RefusedError
 from fedexact.files import write_atomic
 
 try:
@@ -64,21 +64,44 @@ def read_record(path: Path) -> tuple[dict[str, Any], Arrays] | None:
         with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         return json.loads(str(arrays.pop("meta"))), arrays
-    except (ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise DamagedRecordError(f"{path} cannot be read: {error}") from None
 
 
+class Counted(NamedTuple):
+    """The last visit of a client that the server has counted in this epoch."""
+
+    round: int  # NEVER if there is none
+    visit: str = ""  # see Version
+
+
 class Version(NamedTuple):
-    """A state, and the visit that made it."""
+    """A state, and the visit that made it.
+
+    `visit` tells visits of one round apart that were not asked for in the same words: two servers
+    that go on from one checkpoint number their rounds alike.
+    """
 
     epoch: int  # how often the federation has restarted
     round: int  # NEVER for the initial state
     arrays: Arrays
+    visit: str = ""
 
     @property
     def stamp(self) -> tuple[int, int]:
         """In the order in which versions are made."""
         return self.epoch, self.round
+
+
+@contextmanager
+def locked(folder: Path, wait: bool = True) -> Iterator[None]:
+    """Keeps other processes out of the folder, which is made if it does not exist.
+    BlockingIOError where another is in it and this one does not want to wait."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 class Store:
@@ -95,18 +118,16 @@ class Store:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps other processes out of the folder."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as file:
-            if fcntl:
-                fcntl.flock(file, fcntl.LOCK_EX)
+        with locked(self.folder):
             yield
 
-    def open(self, epoch: int, round: int, counted: int, initial: Callable[[], Arrays]) -> Version:
-        """The state in which round `round` starts; `counted` is the last round of this client that
-        the server has counted, NEVER if there is none.
+    def open(
+        self, epoch: int, round: int, counted: Counted, initial: Callable[[], Arrays]
+    ) -> Version:
+        """The state in which round `round` starts.
 
         Raises RefusedError: STALE where a later round has been done, LOST where the state that the
-        server counted is not here.
+        server counted is not here, FOREIGN where the folder is another client's.
         """
         committed, why = self._read("committed")
         pending, why_pending = self._read("pending")
@@ -115,22 +136,26 @@ class Store:
             raise RefusedError(
                 STALE, f"client {self.client!r} has done round {newest[1]} already, not {round}"
             )
-        wanted = (epoch, counted)
-        if counted == NEVER:
+        wanted = (epoch, *counted)
+        if counted.round == NEVER:
             if committed and committed.epoch == epoch:
                 raise RefusedError(LOST, self._differs(f"round {committed.round}", "none"))
             return Version(epoch, NEVER, initial())
-        if pending and pending.stamp == wanted:
+        if pending and (*pending.stamp, pending.visit) == wanted:
             os.replace(self._path("pending"), self._path("committed"))
             return pending
-        if committed and committed.stamp == wanted:
+        if committed and (*committed.stamp, committed.visit) == wanted:
             return committed
-        here = f"round {committed.round}" if committed else why or why_pending or "nothing"
-        raise RefusedError(LOST, self._differs(here, f"round {counted}"))
+        rounds = " and ".join(f"round {v.round}" for v in (committed, pending) if v)
+        here = why or why_pending or rounds or "nothing"
+        raise RefusedError(LOST, self._differs(here, f"round {counted.round}"))
 
     def put(self, version: Version) -> None:
         """Keeps a new pending version, durably. OSError where the disk does not take it."""
-        meta = {"client": self.client, "epoch": version.epoch, "round": version.round}
+        meta = {
+            "client": self.client, "epoch": version.epoch, "round": version.round,
+            "visit": version.visit,
+        }  # fmt: skip
         write_record(self._path("pending"), meta, version.arrays)
 
     def _read(self, which: str) -> tuple[Version | None, str]:
@@ -144,9 +169,11 @@ class Store:
         meta, arrays = found
         if meta["client"] != self.client:
             raise RefusedError(
-                LOST, f"the state folder of client {self.client!r} is that of {meta['client']!r}"
+                FOREIGN,
+                f"the state folder of client {self.client!r} is that of {meta['client']!r}: give "
+                "each client its own",
             )
-        return Version(meta["epoch"], meta["round"], arrays), ""
+        return Version(meta["epoch"], meta["round"], arrays, meta["visit"]), ""
 
     def _path(self, which: str) -> Path:
         return self.folder / f"{which}.state"
@@ -154,5 +181,5 @@ class Store:
     def _differs(self, here: str, there: str) -> str:
         return (
             f"client {self.client!r} holds {here} and the server has counted {there}: the state "
-            "folder was lost or exchanged, or the server's checkpoint is an older one"
+            "folder was lost or exchanged, or the server's checkpoint is another one"
         )

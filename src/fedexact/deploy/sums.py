@@ -17,6 +17,7 @@ from fedexact.deploy.messages import Content, RefusedError
 from fedexact.deploy.secure import LIMBS, Announcement, unmasked_sum
 
 MALFORMED = "malformed"
+NOT_FINITE = "not finite"
 
 Arrays = dict[str, np.ndarray]
 Shapes = Mapping[str, Any]  # name -> something with shape and dtype
@@ -36,7 +37,7 @@ def check(content: Content, expected: Shapes) -> None:
                 f"{name} is {array.dtype} {array.shape}, expected {like.dtype} {like.shape}",
             )
         if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
-            raise RefusedError(MALFORMED, f"{name} has a value that is not finite")
+            raise RefusedError(NOT_FINITE, f"{name} has a value that is not finite")
 
 
 def check_masked(content: Content, expected: Shapes) -> None:

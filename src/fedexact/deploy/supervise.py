@@ -2,7 +2,8 @@
 
 Flower's processes start more of their own, some in sessions of their own, and these stay behind
 when only the first is ended. So a process is started as the leader of a new group, and what is
-ended are the groups of all its descendants. Linux and macOS.
+ended are the groups of all its descendants. Linux and macOS; on Linux they also end when the
+process that started them is killed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -24,6 +26,13 @@ ATTEMPTS = 20  # failures at once, one after the other, before giving up: more t
 GRACE = 10.0  # seconds between asking a process to end and ending it
 KEPT = 30  # last lines of its output
 TICK = 0.1  # seconds
+
+# Linux: whoever loses the parent, be it by SIGKILL, is asked to end.
+_PR_SET_PDEATHSIG = 1
+_BOUND = (
+    f"import ctypes, os, sys; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, 15);"
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
 
 
 class Entry(NamedTuple):
@@ -50,7 +59,7 @@ class Group:
         self.command, self._log, self._echo = list(command), log, echo
         self._last: deque[str] = deque(maxlen=KEPT)
         self.process = subprocess.Popen(
-            self.command,
+            _bound(self.command),
             env=None if env is None else dict(env),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -212,6 +221,13 @@ def ignored() -> Iterator[None]:
         return
     with handled(lambda number: None):
         yield
+
+
+def _bound(command: Sequence[str]) -> list[str]:
+    """The command, ended with the thread that starts it."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _BOUND, *command]
 
 
 # --- the process table ----------------------------------------------------------------------------

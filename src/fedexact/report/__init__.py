@@ -2,7 +2,14 @@
 
 from fedexact.report.figure import Curve, convergence_figure, curves, image
 from fedexact.report.files import history, result_json, write_report
-from fedexact.report.text import closing, data_summary, finished_line, listing, result_table
+from fedexact.report.text import (
+    closing,
+    console,
+    data_summary,
+    finished_line,
+    listing,
+    result_table,
+)
 from fedexact.report.theory import (
     observation_table,
     prediction_notes,
@@ -13,6 +20,7 @@ from fedexact.report.theory import (
 __all__ = [
     "Curve",
     "closing",
+    "console",
     "convergence_figure",
     "curves",
     "data_summary",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
@@ -17,7 +18,7 @@ from fedexact.config import Outcome, Prepared, Run
 from fedexact.data import Federation
 from fedexact.report.files import distance_of, kept_row
 
-ROOMY = 100  # columns
+ROOMY = 100  # columns; as many where the output is not a terminal
 SHOWN = 12  # clients listed one by one
 COLOURS = {  # from the best verdict to the worst
     "certified": "green",
@@ -26,6 +27,14 @@ COLOURS = {  # from the best verdict to the worst
     "-": "",
     "diverged": "red",
 }
+
+
+def console(quiet: bool = False) -> Console:
+    """The terminal, or what stands for it."""
+    found = Console(quiet=quiet, highlight=False)
+    if not found.is_terminal and "COLUMNS" not in os.environ:
+        found.width = ROOMY
+    return found
 
 
 def data_summary(prepared: Prepared) -> RenderableType:
