@@ -67,7 +67,7 @@ class Carrier:
         self.configs, self.faults = list(configs), faults
         self.sites = [Site(each) for each in configs]
         self.rng = np.random.default_rng(seed)
-        self.exchanges, self.sent = 0, 0
+        self.exchanges, self.sent, self.limit = 0, 0, 2**30
         self.replies: list[Reply] = []
         self.old: dict[int, list[Content]] = {}
         self.alter: Callable[[str, Content], Content] = lambda name, content: content

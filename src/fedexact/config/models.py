@@ -267,6 +267,7 @@ class DeployTable(_Table):
     secure: the server sees sums only.
     lost: what follows when a site has lost its state: "restart" from the model reached, or "refuse"
         the site.
+    start: a saved result, whose model the run starts from: after members have joined or left.
     check_every: rounds between two passes over all rows, where rounds are not such passes already.
     """
 
@@ -280,6 +281,7 @@ class DeployTable(_Table):
     quorum: Count | None = None
     secure: bool = False
     lost: Literal["restart", "refuse"] = "restart"
+    start: FilePath | None = None
     check_every: Count = 10
 
     @model_validator(mode="after")

@@ -116,9 +116,18 @@ class _Server:
         self.participation = experiment.build_participation(session.objective)
         self.setting = setting_of(session.objective, self.participation, self.seed)
         algorithm = given.resolve(self.setting)
-        self.rounds = Rounds(session, given, algorithm, self.participation, self.folder, self.seed)
+        self.rounds = Rounds(
+            session, given, algorithm, self.participation, self.folder, self.seed, self._x0()
+        )
         self.checked = 0  # the round of the last pass over all rows
         self.mapping = np.inf  # norm of the gradient mapping in it
+
+    def _x0(self) -> np.ndarray:
+        """(d,) the model of the result that the experiment names, or zeros."""
+        deploy, objective = self.experiment.deploy, self.session.objective
+        if deploy is None or deploy.start is None:
+            return np.zeros(objective.dim)
+        return objective.check_model(Result.load(deploy.start).x)
 
     def start(self, resume: bool) -> None:
         """From the checkpoint if there is one and it is wanted."""

@@ -52,7 +52,13 @@ class Reply(NamedTuple):
 
 
 class Transport(Protocol):
-    """Carries messages to nodes and back."""
+    """Carries messages to nodes and back.
+
+    Attributes:
+        limit: bytes of a reply; a larger one is not read, but a failure.
+    """
+
+    limit: int
 
     def nodes(self) -> list[int]:
         """Those that are connected, as far as is known."""

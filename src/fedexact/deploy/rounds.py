@@ -10,6 +10,7 @@ of: the federation restarts from the model that it has reached, which every algo
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import secrets
 from collections.abc import Mapping
@@ -87,6 +88,8 @@ class Rounds:
         given, algorithm: as asked for, and resolved.
         participation: whom each round invites.
         folder: of the checkpoint.
+        seed: of participation and mini-batches.
+        x0: (d,) where the run starts.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Rounds:
         participation: Participation,
         folder: Path,
         seed: int,
+        x0: np.ndarray,
     ) -> None:
         self.session, self.given, self.algorithm = session, given, algorithm
         self.participation = participation
@@ -106,7 +110,8 @@ class Rounds:
         self._upload = session.upload_like(algorithm)
         self._fields = [f"upload/{name}" for name in by_shape(self._upload)]
         self._expected = _reply_like(self._upload, session.objective.dim)
-        self.ledger = self._fresh(secrets.token_hex(8), 0, 0, np.zeros(session.objective.dim))
+        self._start = hashlib.sha256(x0.tobytes()).hexdigest()
+        self.ledger = self._fresh(secrets.token_hex(8), 0, 0, x0)
 
     # --- the ledger -----------------------------------------------------------------------------
 
@@ -196,7 +201,7 @@ class Rounds:
     def _about(self) -> dict[str, Any]:
         """What must not change from one run to the next that resumes it."""
         about = {
-            "algorithm": to_meta(self.given), "seed": self.seed,
+            "algorithm": to_meta(self.given), "seed": self.seed, "start": self._start,
             "participation": repr(self.participation), **self.session.about(),
         }  # fmt: skip
         return json.loads(json.dumps(about))

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedexact import __version__
+from fedexact.bounds import DENSE_LIMIT
 from fedexact.clients import Clients
 from fedexact.config import Experiment
 from fedexact.core import Algorithm, float64, in_float64, root_key
@@ -251,8 +252,15 @@ def open_session(
         )
         L_k, l_k = (np.array([float(r.arrays[name]) for r in replies]) for name in ("L", "l"))
         session.objective.with_smoothness(L_k, l_k)
+    transport.limit = _largest(session.objective.dim)
     say(f"target of the fit: {session.objective.target()}")
     return session
+
+
+def _largest(d: int) -> int:
+    """Bytes of a reply that can be needed: a few models, a few (d, d) matrices, masked."""
+    matrices = d * d if d <= DENSE_LIMIT else 0
+    return 2**20 + 32 * (64 * d + 8 * matrices)
 
 
 def _check_versions(session: Session) -> None:

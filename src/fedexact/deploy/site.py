@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -205,16 +205,38 @@ class Site:
                 client = loop.receive(algorithm, client, jnp.asarray(arrays["received"]))
             pulled = _pulled(algorithm, x, int(meta["n_clients"]), arrays)
             key = (root_key(int(meta["seed"])), round, int(meta["k"]))
-            new, upload, rows = _visit(algorithm, client, pulled, oracle, *key)
+            local = self._local(algorithm, oracle, meta)
+            new, upload, rows = local(client, pulled, *key)
             if jax.tree.leaves(like):
                 store.put(Version(epoch, round, by_field(new), asked))
-        value, grad = _value_and_grad(oracle, x)
+        value, grad = self._value_and_grad(oracle, meta)(x)
         sent = {
             **{f"upload/{name}": array for name, array in by_field(upload).items()},
             "value": np.asarray(value), "grad": np.asarray(grad), "rows": np.asarray(rows),
         }  # fmt: skip
         fields, sent = self._masked(sent, meta)
         return {"round": round, "epoch": epoch, "visit": asked, **fields}, sent
+
+    def _local(
+        self, algorithm: Algorithm, oracle: Stack | ObjectOracle, meta: Mapping[str, Any]
+    ) -> Callable[..., tuple[Any, Any, Any]]:
+        """(client, pulled, root, round, k) -> the visit that the loop engine would make."""
+        if isinstance(oracle, Stack):
+            return lambda client, pulled, *key: loop.local(algorithm, client, pulled, oracle, *key)
+        as_rows = cast(RowOracle, oracle)
+
+        def local(client: Any, pulled: Any, root: jax.Array, round: Any, k: Any) -> Any:
+            return visit(algorithm, client, pulled, as_rows, client_key(root, round, k))
+
+        about = {"algorithm": meta["algorithm"], "objective": meta["objective"]}
+        return self._keep("visit", about, lambda: jax.jit(local))
+
+    def _value_and_grad(
+        self, oracle: Stack | ObjectOracle, meta: Mapping[str, Any]
+    ) -> Callable[[jax.Array], tuple[Any, Any]]:
+        if isinstance(oracle, Stack):
+            return lambda x: _at(oracle, x)
+        return self._keep("value", meta["objective"], lambda: jax.jit(oracle.value_and_grad))
 
     def _check_rows(self, path: Path, oracle: Stack | ObjectOracle) -> None:
         """Refuses rows that are others than in the first visit of the run."""
@@ -390,28 +412,6 @@ def _pulled(algorithm: Algorithm, x: jax.Array, N: int, arrays: Mapping[str, np.
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     names = [jax.tree_util.keystr(path).lstrip(".") for path, _ in leaves]
     return jax.tree.unflatten(structure, [jnp.asarray(fields[name]) for name in names])
-
-
-def _visit(
-    algorithm: Algorithm,
-    client: Any,
-    pulled: Any,
-    oracle: Stack | ObjectOracle,
-    root: jax.Array,
-    round: int,
-    k: int,
-) -> tuple[Any, Any, Any]:
-    """The visit that the loop engine would make."""
-    if isinstance(oracle, Stack):
-        return loop.local(algorithm, client, pulled, oracle, root, round, k)
-    as_rows = cast(RowOracle, oracle)
-    return jax.jit(
-        lambda client, pulled: visit(algorithm, client, pulled, as_rows, client_key(root, round, k))
-    )(client, pulled)
-
-
-def _value_and_grad(oracle: Stack | ObjectOracle, x: jax.Array) -> tuple[Any, Any]:
-    return _at(oracle, x) if isinstance(oracle, Stack) else oracle.value_and_grad(x)
 
 
 @jax.jit
