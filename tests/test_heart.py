@@ -84,9 +84,7 @@ def test_biased_algorithms_stay_away(heart: config.Prepared, label: str) -> None
 
 def test_equal_client_weights_are_another_problem(heart: config.Prepared) -> None:
     """By up to 1.3 standard errors, which is why the target is part of every result."""
-    alike = fx.Problem(
-        heart.data.clients, loss="logistic", fit_intercept=True, weights="clients"
-    )
+    alike = fx.Problem(heart.data.clients, loss="logistic", fit_intercept=True, weights="clients")
     moved = np.abs(fx.reference(alike) - heart.reference) / heart.reference_se
     assert moved.max() == pytest.approx(1.3, abs=0.05)
 
