@@ -24,7 +24,6 @@ ALGORITHMS = {
     "MIFA": {"name": "MIFA", "local_steps": 1},
     "PushNewton": {"name": "PushNewton"},
 }
-STATEFUL = [name for name in ALGORITHMS if name != "PushNewton"]
 ROUNDS = 300
 
 
@@ -132,7 +131,7 @@ class Forgetful(Store):
         return Version(epoch, round, found[1]) if found else Version(epoch, store.NEVER, initial())
 
 
-@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_without_the_ledger_the_same_faults_break_it(
     name: str, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,15 +156,20 @@ def _with_prefix(arrays: Mapping[str, np.ndarray], prefix: str) -> Arrays:
     return {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
 
 
+def fields_of(state: Any) -> dict[str, Any]:
+    """The leaves of a state, or of a tree of shapes, by field name."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in leaves}
+
+
 def by_field(state: Any) -> Arrays:
     """A state as NumPy arrays by field name."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    return {jax.tree_util.keystr(path).lstrip("."): np.asarray(leaf) for path, leaf in leaves}
+    return {name: np.asarray(leaf) for name, leaf in fields_of(state).items()}
 
 
 def from_fields(like: Any, fields: Arrays, what: str) -> Any:
     """The state of the structure of `like` with these arrays; InputError if they do not fit."""
-    expected = by_field(like)
+    expected = fields_of(like)
     if {k: a.shape for k, a in expected.items()} != {k: a.shape for k, a in fields.items()}:
         raise InputError(f"resume: the {what} state does not fit this algorithm and problem")
     return jax.tree.unflatten(jax.tree.structure(like), [fields[name] for name in expected])

@@ -33,7 +33,7 @@ from fedexact.deploy.store import NEVER, DamagedRecordError, read_record, write_
 from fedexact.engines import loop
 from fedexact.errors import InputError
 from fedexact.participation import Participation
-from fedexact.result import by_field, from_fields
+from fedexact.result import by_field, fields_of, from_fields
 
 CHECKPOINT = "checkpoint.record"
 NOTHING = Exchanged({}, {}, 0, 0, 0, 0, 0.0)
@@ -108,7 +108,7 @@ class Rounds:
         self.names = list(session.objective.names)
         self.meta = {"algorithm": to_meta(algorithm), "seed": seed, "n_clients": len(self.names)}
         self._upload = session.upload_like(algorithm)
-        self._fields = [f"upload/{name}" for name in by_shape(self._upload)]
+        self._fields = [f"upload/{name}" for name in fields_of(self._upload)]
         self._expected = _reply_like(self._upload, session.objective.dim)
         self._start = hashlib.sha256(x0.tobytes()).hexdigest()
         self.ledger = self._fresh(secrets.token_hex(8), 0, 0, x0)
@@ -389,14 +389,8 @@ def _reply_like(upload: Any, dim: int) -> dict[str, jax.ShapeDtypeStruct]:
     """The arrays of a reply, by name."""
     number = jax.ShapeDtypeStruct((), np.dtype(float))
     return {
-        **{f"upload/{name}": like for name, like in by_shape(upload).items()},
+        **{f"upload/{name}": like for name, like in fields_of(upload).items()},
         "value": number,
         "grad": jax.ShapeDtypeStruct((dim,), np.dtype(float)),
         "rows": number,
     }
-
-
-def by_shape(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree of shapes by field name, as `by_field` those of arrays."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in leaves}

@@ -409,9 +409,7 @@ def _pulled(algorithm: Algorithm, x: jax.Array, N: int, arrays: Mapping[str, np.
         for name, array in arrays.items()
         if name.startswith("pulled/")
     }
-    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-    names = [jax.tree_util.keystr(path).lstrip(".") for path, _ in leaves]
-    return jax.tree.unflatten(structure, [jnp.asarray(fields[name]) for name in names])
+    return jax.tree.map(jnp.asarray, from_fields(like, fields, "pulled"))
 
 
 @jax.jit
