@@ -67,7 +67,8 @@ def _task() -> None:
 def three(tmp_path: Path) -> Path:
     """An experiment on three sites, with missing cells."""
     (tmp_path / "table.csv").write_text(TABLE)
-    (tmp_path / "three.toml").write_text("rounds = 5\n" + THREE_SITES)
+    members = '\n[deploy]\nclients = ["A", "B", "C"]\n'
+    (tmp_path / "three.toml").write_text("rounds = 5\n" + THREE_SITES + members)
     return tmp_path / "three.toml"
 
 
@@ -449,6 +450,9 @@ def test_init_refuses_what_flower_would_not_take(three: Path, tmp_path: Path) ->
     for name in ("my_app", "3sites", "a" * 33):
         with pytest.raises(InputError, match="has a name of"):
             apps.init(tmp_path / name, three)
+    three.write_text(THREE_SITES)
+    with pytest.raises(InputError, match=r"name the members in \[deploy\]"):
+        apps.init(tmp_path / "app", three)
     three.write_text("rounds = 0")
     with pytest.raises(InputError, match="rounds"):
         apps.init(tmp_path / "app", three)

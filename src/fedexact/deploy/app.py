@@ -52,9 +52,11 @@ def init(folder: str | Path, experiment: str | Path, out: str | Path = "results"
     """Writes a ready Flower app for the experiment's file into `folder`; the files written.
 
     `out` is the output folder on the machine of the SuperLink. Raises InputError when the folder is
-    not empty, its name is none for an app, or the experiment is not valid.
+    not empty, its name is none for an app, or the experiment is not valid or names no clients.
     """
     asked = config.load(experiment)
+    if asked.deploy is None or asked.deploy.clients is None:
+        raise InputError(f"{experiment}: name the members in [deploy], clients = [...], in order")
     return write_app(folder, Path(experiment).read_text(encoding="utf-8"), asked.title, out)
 
 
