@@ -76,9 +76,7 @@ def certs(
 def node(
     superlink: Annotated[str, typer.Option(help="The SuperLink's address, host:port.")],
     client_id: Annotated[str, typer.Option(help="The client's name in the experiment.")],
-    state_dir: Annotated[
-        Path, typer.Option(help="Folder of the client's state; keep it.")
-    ],
+    state_dir: Annotated[Path, typer.Option(help="Folder of the client's state; keep it.")],
     data: Annotated[
         str | None, typer.Option(help="The client's rows: a file, or the URL of a database.")
     ] = None,
