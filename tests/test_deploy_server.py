@@ -822,7 +822,15 @@ def rounds_of(federation: Federation, carrier: Carrier, out: str) -> Rounds:
     given = experiment.build_algorithms()["FOCUS"]
     setting = setting_of(session.objective, participation, 0)
     folder = federation.folder / out / "01-FOCUS"
-    rounds = Rounds(session, given, given.resolve(setting), participation, folder, 0, np.zeros(4))
+    rounds = Rounds(
+        session,
+        given,
+        given.resolve(setting),
+        participation,
+        folder,
+        0,
+        np.zeros(session.objective.dim),
+    )
     rounds.resume()
     return rounds
 

@@ -215,7 +215,7 @@ def test_a_file_that_is_not_there_is_not_made(file: Path) -> None:
         "postgresql+nothing://ann:hushhush@nowhere.invalid/patients",
         "nothing://ann:hushhush@nowhere.invalid/patients?key=hush",
         "sqlite://ann:hushhush@nowhere.invalid/patients",
-        "sqlite:///file:/nowhere?password=hushhush",
+        "sqlite:///file:/nowhere/at/all?password=hushhush",
         "postgresql://ann:hushhush@nowhere.invalid:port/patients",
         "://ann:hushhush@nowhere",
     ],
