@@ -56,7 +56,7 @@ EXACTLY = [
 ]
 
 
-@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize("loss", ["squared", pytest.param("logistic", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("algorithm", EXACTLY, ids=lambda table: table["name"])
 def test_server_states_are_those_of_the_loop_engine(
     algorithm: dict[str, Any], loss: str, tmp_path: Path
