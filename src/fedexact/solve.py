@@ -450,7 +450,13 @@ def check_fit(problem: Objective, algorithm: Algorithm) -> None:
 
 def evaluate(problem: Objective, x: np.ndarray) -> tuple[float, float]:
     """F(x) + g(x) and the norm of the gradient mapping with step 1/L_F, in one pass."""
-    value, grad = problem.value_and_grad(x)
+    return evaluated(problem, x, *problem.value_and_grad(x))
+
+
+def evaluated(
+    problem: Objective, x: np.ndarray, value: float, grad: np.ndarray
+) -> tuple[float, float]:
+    """The same where F(x) and its (d,) gradient are known."""
     step = 1.0 / problem.constants().L_F
     moved = problem.prox(x - step * grad, step)
     return value + problem.penalty(x), float(np.linalg.norm(x - moved)) / step

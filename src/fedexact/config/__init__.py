@@ -1,7 +1,7 @@
 """Experiments as TOML files, and running them."""
 
 from fedexact.config.models import Experiment, load, parse
-from fedexact.config.runner import Observer, Outcome, Prepared, Run, Store, prepare, run
+from fedexact.config.runner import Observer, Outcome, Prepared, Run, Store, file_name, prepare, run
 
 __all__ = [
     "Experiment",
@@ -10,6 +10,7 @@ __all__ = [
     "Prepared",
     "Run",
     "Store",
+    "file_name",
     "load",
     "parse",
     "prepare",

@@ -177,8 +177,7 @@ class Store:
         result.save(self._path(label, seed))
 
     def _path(self, label: str, seed: int) -> Path:
-        slug = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")
-        return self.folder / f"{self._index[label] + 1:02d}-{slug}-seed{seed}.npz"
+        return self.folder / f"{file_name(self._index[label] + 1, label)}-seed{seed}.npz"
 
     def _check_same(self, experiment: Experiment) -> None:
         if not self._asked.is_file():
@@ -205,6 +204,11 @@ class Store:
             raise InputError(
                 f"--resume: {self._asked} is damaged ({error}); {START_AGAIN}"
             ) from None
+
+
+def file_name(number: int, label: str) -> str:
+    """Of what is kept of an algorithm, the first of an experiment having number 1."""
+    return f"{number:02d}-{re.sub(r'[^A-Za-z0-9]+', '-', label).strip('-')}"
 
 
 def _solve(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from fedexact.certificate import Certificate, certify
-from fedexact.config import Experiment, Outcome, Prepared, Run
+from fedexact.config import Experiment, Outcome, Prepared, Run, file_name
 from fedexact.core import Algorithm, in_float64
 from fedexact.deploy.messages import Transport
 from fedexact.deploy.remote import FederationError
@@ -24,9 +23,10 @@ from fedexact.deploy.rounds import CHECKPOINT, Report, Rounds
 from fedexact.deploy.session import Session, open_session
 from fedexact.deploy.store import locked
 from fedexact.deploy.sums import NOT_FINITE
+from fedexact.participation import Participation
 from fedexact.problem import Problem
 from fedexact.result import HISTORY, Result, by_field, hyperparameters
-from fedexact.solve import GROWTH, check_fit, chosen, evaluate, setting_of
+from fedexact.solve import GROWTH, check_fit, chosen, evaluate, evaluated, setting_of
 
 ROUNDS = "rounds.jsonl"
 
@@ -85,8 +85,8 @@ def _run(
         check_fit(session.objective, algorithm)
     runs = []
     for i, (label, given) in enumerate(algorithms.items(), 1):
-        slug = f"{i:02d}-{re.sub(r'[^A-Za-z0-9]+', '-', label).strip('-')}"
-        server = _Server(session, asked, label, given, out, slug, say)
+        slug = file_name(i, label)
+        server = _Server(session, asked, participation, label, given, out / slug, say)
         server.start(resume)
         result = server.go()
         result.save(out / "runs" / f"{slug}-seed{asked.seeds[0]}.npz")
@@ -104,16 +104,16 @@ class _Server:
         self,
         session: Session,
         experiment: Experiment,
+        participation: Participation,
         label: str,
         given: Algorithm,
-        out: Path,
-        slug: str,
+        folder: Path,
         say: Say,
     ) -> None:
         self.session, self.experiment, self.label, self.given = session, experiment, label, given
-        self.out, self.folder, self.say = out, out / slug, say
+        self.out, self.folder, self.say = folder.parent, folder, say
         self.seed = experiment.seeds[0]
-        self.participation = experiment.build_participation(session.objective)
+        self.participation = participation
         self.setting = setting_of(session.objective, self.participation, self.seed)
         algorithm = given.resolve(self.setting)
         self.rounds = Rounds(
@@ -182,10 +182,7 @@ class _Server:
         value = None
         if report.value is not None and report.grad is not None:
             self.checked = report.round
-            step = 1.0 / objective.constants().L_F
-            moved = objective.prox(x - step * report.grad, step)
-            self.mapping = float(np.linalg.norm(x - moved)) / step
-            value = report.value + objective.penalty(x)
+            value, self.mapping = evaluated(objective, x, report.value, report.grad)
         elif (
             self.experiment.tol is not None
             and self.experiment.deploy is not None

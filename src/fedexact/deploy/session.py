@@ -6,6 +6,7 @@ of each objective. Later, sums over all rows are asked for in the same way.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -63,14 +64,12 @@ class Session:
 
     Attributes:
         objective: the pooled objective.
-        columns: names of the columns of X, the intercept included.
-        bytes_up, bytes_down: of everything but the rounds.
+        agreement: what was agreed of it, the same for all.
     """
 
     def __init__(self, roster: Roster, rules: Rules, say: Say) -> None:
         self.roster, self.rules, self.say = roster, rules, say
         self.names: list[str] = list(roster.names)
-        self.bytes_up = self.bytes_down = 0
         self.agreement: dict[str, Any] = {}
         self.objective: RemoteObjective
 
@@ -89,9 +88,6 @@ class Session:
         while True:
             asked = {n: request(k) for k, n in enumerate(self.names) if n not in found}
             done = self.roster.exchange(asked, self.rules.deadline, accept)
-            self.bytes_up, self.bytes_down = (
-                self.bytes_up + done.bytes_up, self.bytes_down + done.bytes_down
-            )  # fmt: skip
             found |= done.contents
             if not done.failures:
                 return [found[name] for name in self.names]
@@ -146,7 +142,7 @@ class Session:
     @in_float64
     def _query_like(self, calls: Sequence[Call]) -> dict[str, jax.ShapeDtypeStruct]:
         """The arrays of a reply to these calls, in the order in which a site sends them."""
-        oracle, like = self._any_oracle(), {}
+        oracle, like = self._any_oracle, {}
         for i, call in enumerate(calls):
             fn = call.fn
             if isinstance(oracle, ObjectOracle):
@@ -162,6 +158,7 @@ class Session:
                 like[f"{i}/{j}"] = jax.ShapeDtypeStruct((*ahead, *part.shape), part.dtype)
         return like
 
+    @functools.cached_property
     def _any_oracle(self) -> Any:
         """An oracle for shapes."""
         if isinstance(self.objective.loss, CustomLoss):
@@ -208,7 +205,7 @@ class Session:
     def upload_like(self, algorithm: Algorithm) -> Any:
         """The shapes of an upload of the algorithm."""
         x = jnp.zeros(self.objective.dim)
-        oracle = self._any_oracle()
+        oracle = self._any_oracle
 
         def upload(x: jax.Array) -> Any:
             pulled = algorithm.pull(algorithm.init_server(x, len(self.names)), jnp.asarray(0))

@@ -214,8 +214,7 @@ class Site:
             **{f"upload/{name}": array for name, array in by_field(upload).items()},
             "value": np.asarray(value), "grad": np.asarray(grad), "rows": np.asarray(rows),
         }  # fmt: skip
-        fields, sent = self._masked(sent, meta)
-        return {"round": round, "epoch": epoch, "visit": asked, **fields}, sent
+        return {"round": round, "epoch": epoch, "visit": asked}, self._masked(sent, meta)
 
     def _local(
         self, algorithm: Algorithm, oracle: Stack | ObjectOracle, meta: Mapping[str, Any]
@@ -266,13 +265,12 @@ class Site:
                 found = getattr(problem, call["over"])(fn, *args)
             parts = found if isinstance(found, tuple) else (found,)
             sent |= {f"{i}/{j}": np.asarray(part) for j, part in enumerate(parts)}
-        return self._masked(sent, request.meta)
+        return {}, self._masked(sent, request.meta)
 
-    def _masked(self, sent: Arrays, meta: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
-        """What is sent; as one masked vector, with the names and shapes of what is in it, where the
-        server announced a secure sum."""
+    def _masked(self, sent: Arrays, meta: Mapping[str, Any]) -> Arrays:
+        """What is sent; as one masked vector where the server announced a secure sum."""
         if meta.get("secure") is None:
-            return {}, sent
+            return sent
         announcement = Announcement.from_meta(meta["secure"])
         vector = np.concatenate([np.ravel(array).astype(float) for array in sent.values()])
         try:
@@ -282,8 +280,7 @@ class Site:
             raise RefusedError(
                 BAD_DATA, f"client {self.name!r} cannot mask its upload; the reason is in its log"
             ) from None
-        fields = [[name, list(array.shape), array.dtype.name] for name, array in sent.items()]
-        return {"fields": fields}, {"masked": limbs}
+        return {"masked": limbs}
 
     # --- rows and oracles -----------------------------------------------------------------------
 
