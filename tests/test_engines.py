@@ -143,12 +143,12 @@ def test_a_cohort_too_large_for_its_list_is_impossible() -> None:
     mask = rng.random((30, 40)) < rng.random((30, 1))
     ids = np.nonzero(mask)[1].astype(np.int32)
     offsets = np.concatenate([[0], np.cumsum(mask.sum(axis=1))])
-    visited = compiled.visits(layout, layout.slot_of, Cohorts(ids, offsets))
+    visited, _ = compiled.visits(layout, layout.slot_of, Cohorts(ids, offsets))
     for t in range(30):
         seen = []
         for b in range(len(layout.sizes)):
             begin, end = visited.first[t, 0, b : b + 2]
-            clients = layout.slots[visited.slots[t, 0, begin:end]]
+            clients = layout.slots[visited.slots[0, begin:end]]
             assert np.all(layout.bucket_of[clients] == b)
             seen += clients.tolist()
         assert sorted(seen) == np.flatnonzero(mask[t]).tolist()

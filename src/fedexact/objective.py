@@ -136,9 +136,12 @@ class Objective(abc.ABC):
     def value_and_grad(self, x: Any) -> tuple[float, np.ndarray]:
         """F(x) and its (d,) gradient in one pass."""
         x = self.check_model(x)
-        value, grad = self.sum_over_rows(RowOracle.value_and_grad, x)
+        return self.with_ridge(x, *self.sum_over_rows(RowOracle.value_and_grad, x))
+
+    def with_ridge(self, x: np.ndarray, value: Any, grad: Any) -> tuple[float, np.ndarray]:
+        """F(x) and its (d,) gradient from their sums over the rows."""
         N = self.n_clients
-        return float(value) / N + self._ridge_value(x), grad / N + self.ridge * x
+        return float(value) / N + self._ridge_value(x), np.asarray(grad) / N + self.ridge * x
 
     def hessian(self, x: Any) -> np.ndarray:
         """(d, d) Hessian of F."""

@@ -93,7 +93,7 @@ class Problem(Objective):
             weights=weights, reduction=reduction, fit_intercept=fit_intercept,
         )  # fmt: skip
 
-        in_memory = _fits(self.data) if in_memory is None else in_memory
+        self.in_memory = in_memory = _fits(self.data) if in_memory is None else in_memory
         if self.data.sparse and not in_memory:
             raise InputError("in_memory=False: a sparse X cannot stay on the disk; leave it out")
         if in_memory:

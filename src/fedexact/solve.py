@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -16,7 +18,7 @@ import pyarrow as pa
 from fedexact.certificate import certify
 from fedexact.core import Algorithm, Setting, in_float64, root_key
 from fedexact.engines import ENGINES, Engine, State
-from fedexact.engines.state import initial, part_for
+from fedexact.engines.state import Recording, initial, part_for
 from fedexact.errors import (
     CapabilityError,
     DivergenceWarning,
@@ -35,6 +37,8 @@ from fedexact.result import HISTORY, Result, by_field, from_fields, hyperparamet
 
 GROWTH = 1e3  # a run whose gradient mapping exceeds the gradients at x0 so often is stopped
 RECORDINGS = 100  # in a run, unless record_every says otherwise
+AHEAD = 0.1  # seconds of rounds between two looks at their recordings, if there are several in it
+DRAWN = 1 << 20  # participants that are drawn at once
 
 
 class Progress(NamedTuple):
@@ -155,7 +159,16 @@ class _Done(NamedTuple):
     gradients: int  # of rows
     seen: np.ndarray  # (N,) bool
     history: tuple[dict[str, Any], ...]
-    good: tuple[State, int, float]  # the recorded state of least gradient mapping, its round, it
+    good: _Good
+
+
+class _Good(NamedTuple):
+    """The recording of least gradient mapping; its state is that of `since` some rounds later."""
+
+    mapping: float
+    round: int
+    since: State
+    start: int  # round of `since`
 
 
 @dataclasses.dataclass
@@ -178,6 +191,7 @@ class _Run:
     identity: dict[str, Any]
     diagnostics: bool
     done: _Done
+    pace: float = 0.0  # rounds a second of late
 
     @staticmethod
     def prepare(
@@ -228,11 +242,11 @@ class _Run:
     def fresh(self) -> _Done:
         """Before round 0."""
         state = self.engine.load(self.problem, *self.initial)
-        row = self.row(state, 0, 0, 0, 0)
-        if not np.isfinite(row["gradient_mapping"]):
+        nobody, none = np.zeros(self.problem.n_clients, bool), _Good(np.inf, 0, state, 0)
+        done = self.further(_Done(state, 0, 0, 0, nobody, (), none), [0])
+        if not np.isfinite(done.history[0]["gradient_mapping"]):
             raise InputError("x0: the loss or its gradient overflows there; start nearer to 0")
-        nobody = np.zeros(self.problem.n_clients, bool)
-        return _Done(state, 0, 0, 0, nobody, (row,), (state, 0, row["gradient_mapping"]))
+        return done
 
     def resumed(self, resume: Result) -> _Done:
         """Where an earlier Result stopped; its last row goes if the full run would not have it."""
@@ -248,7 +262,7 @@ class _Run:
         if round % self.record_every and round != self.rounds:
             history.pop()
         seen = ~np.isin(self.problem.names, resume.never_present)
-        good = (state, round, last["gradient_mapping"])
+        good = _Good(last["gradient_mapping"], round, state, round)
         uploads, gradients = last["uploads"], last["gradient_evaluations"]
         return _Done(state, round, uploads, gradients, seen, tuple(history), good)
 
@@ -257,45 +271,74 @@ class _Run:
         while True:
             if callback:
                 callback(self.progress())
-            stop = self.stop_reason()
+            stop = self.stop_reason(self.done.history)
             if stop:
                 return self.result(*stop)
-            self.done = self.advanced()
+            self.done = self.advanced(watched=callback is not None)
 
-    def advanced(self) -> _Done:
-        """The rounds up to the next recording."""
-        state, round, uploads, gradients, seen, history, good = self.done
-        to = min(self.rounds, (round // self.record_every + 1) * self.record_every)
-        seen, before, participants = seen.copy(), None, 0
-        for first, last in self.stretches(round, to):
-            before = self.local_models(state)
-            cohorts = self.participation.cohorts(self.problem.n_clients, first, last, self.seed)
-            state, rows = self.engine.advance(
-                self.algorithm, self.problem, state, cohorts, first, self.root
+    def advanced(self, watched: bool) -> _Done:
+        """Some rounds on, to a recording: the next one if `watched`, else the last one that about
+        `AHEAD` seconds bring, or the first among those that ends the run."""
+        begin, since = self.done.round, time.perf_counter()
+        stops = self.stops(watched or self.diagnostics or not self.problem.in_memory)
+        done = self.further(self.done, stops)
+        self.pace = (done.round - begin) / (time.perf_counter() - since)
+        for i in range(1, len(stops)):
+            if self.stop_reason(done.history[: i - len(stops)]):
+                return self.further(self.done, stops[:i])
+        return done
+
+    def stops(self, one: bool) -> list[int]:
+        """The next recordings, or the next one."""
+        every, round = self.record_every, self.done.round
+        ahead = every if one else max(every, int(self.pace * AHEAD))
+        last = min(self.rounds, round + ahead)
+        stops = [*range((round // every + 1) * every, last + 1, every)]
+        return stops if last < self.rounds or last in stops else [*stops, last]
+
+    def further(self, done: _Done, stops: list[int]) -> _Done:
+        """The rounds up to the last of `stops`, with a recording at each."""
+        state, _, uploads, gradients, seen, history, good = done
+        seen, rows = seen.copy(), []
+        for begin, end in self.blocks(done.round, stops[-1]):
+            cohorts = self.participation.cohorts(self.problem.n_clients, begin, end, self.seed)
+            here, since = [stop for stop in stops if stop <= end][len(rows) :], state
+            state, more, recordings = self.engine.advance(
+                self.algorithm, self.problem, since, cohorts, begin, self.root, here
             )
-            uploads, gradients = uploads + len(cohorts.ids), gradients + rows
+            for stop, recording in zip(here, recordings, strict=True):
+                t = stop - begin
+                participants = int(cohorts.counts[t - 1]) if t else 0
+                row = self.row(
+                    recording, stop, uploads + int(cohorts.offsets[t]),
+                    gradients + recording.gradients, participants,
+                )  # fmt: skip
+                rows.append(row)
+                if row["gradient_mapping"] < good.mapping:
+                    kept = (state, end) if stop == end else (since, begin)
+                    good = _Good(row["gradient_mapping"], stop, *kept)
+            uploads, gradients = uploads + len(cohorts.ids), gradients + more
             seen[cohorts.ids] = True
-            participants = int(cohorts.offsets[-1] - cohorts.offsets[-2])
-        row = self.row(state, to, uploads, gradients, participants)
-        row |= self.diagnosis(state, before)
-        if row["gradient_mapping"] < good[2]:
-            good = (state, to, row["gradient_mapping"])
-        return _Done(state, to, uploads, gradients, seen, (*history, row), good)
+            if here:
+                rows[-1] |= self.diagnosis(since, state)
+        return _Done(state, stops[-1], uploads, gradients, seen, (*history, *rows), good)
 
-    def stretches(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The rounds in one go; for diagnostics the last one on its own."""
-        if not self.diagnostics or stop - start == 1:
-            return [(start, stop)]
-        return [(start, stop - 1), (stop - 1, stop)]
+    def blocks(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The rounds in blocks of about `DRAWN` participants; for diagnostics the last one on its
+        own."""
+        size = max(1, int(DRAWN / max(1.0, self.presence)))
+        edges = [*range(start, stop, size), stop]
+        if self.diagnostics and stop - start > 1:
+            edges = sorted({*edges, stop - 1})
+        return [*itertools.pairwise(edges)] or [(start, stop)]
 
     def row(
-        self, state: State, round: int, uploads: int, gradients: int, participants: int
+        self, recording: Recording, round: int, uploads: int, gradients: int, participants: int
     ) -> dict[str, Any]:
         """A row of the history."""
-        x = self.model(state)
-        objective, mapping = np.nan, np.inf
+        x, objective, mapping = recording.model, np.nan, np.inf
         if np.all(np.isfinite(x)):
-            objective, mapping = evaluate(self.problem, x)
+            objective, mapping = evaluated(self.problem, x, recording.value, recording.grad)
         distance, distance_se = self.target.distances(x)
         return {
             "round": round,
@@ -317,32 +360,35 @@ class _Run:
         models = self.algorithm.local_models(self.engine.clients(self.problem, state))
         return None if models is None else np.asarray(models)
 
-    def diagnosis(self, state: State, before: np.ndarray | None) -> dict[str, float]:
+    def diagnosis(self, before: State, after: State) -> dict[str, float]:
         """How far the clients' models are from the server's and from what they were a round ago."""
-        now = self.local_models(state)
-        if now is None or before is None:
+        then, now = self.local_models(before), self.local_models(after)
+        if then is None or now is None:
             return {}
-        apart, moved = now - self.model(state)[None, :], now - before
+        apart, moved = now - self.model(after)[None, :], now - then
         return {
             "local_distance": float(np.sqrt(np.mean(np.sum(apart**2, axis=1)))),
             "local_change": float(np.sqrt(np.mean(np.sum(moved**2, axis=1)))),
         }
 
-    def stop_reason(self) -> tuple[str, str] | None:
-        """(status, message) if the run is over."""
-        mapping, round = self.done.history[-1]["gradient_mapping"], self.done.round
-        if self.diverged():
-            return "diverged", self.divergence_message()
+    def stop_reason(self, history: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
+        """(status, message) if a run with this history is over."""
+        mapping, round = history[-1]["gradient_mapping"], history[-1]["round"]
+        if self.diverged(history):
+            return "diverged", (
+                f"diverged by round {round}: {self.algorithm.remedy()}; "
+                f"the state of round {self.done.good.round} is kept"
+            )
         if self.target.tol is not None and mapping <= self.target.tol:
             return "tolerance", f"gradient mapping {mapping:.3g} <= tol after {round} rounds"
         if round >= self.rounds:
             return "finished", f"{round} rounds done, gradient mapping {mapping:.3g}"
         return None
 
-    def diverged(self) -> bool:
+    def diverged(self, history: Sequence[dict[str, Any]]) -> bool:
         if self.algorithm.recovers:
-            return not np.all(np.isfinite(self.model(self.done.state)))
-        mapping = [row["gradient_mapping"] for row in self.done.history[-2:]]
+            return bool(np.isnan(history[-1]["objective"]))
+        mapping = [row["gradient_mapping"] for row in history[-2:]]
         if not np.isfinite(mapping[-1]):
             return True
         return mapping[-1] > mapping[0] and mapping[-1] > GROWTH * self.scale
@@ -362,11 +408,10 @@ class _Run:
             1e-12 * self.setting.constants.L_F * x0_size,
         )
 
-    def divergence_message(self) -> str:
-        return (
-            f"diverged by round {self.done.round}: {self.algorithm.remedy()}; "
-            f"the state of round {self.done.good[1]} is kept"
-        )
+    @cached_property
+    def presence(self) -> float:
+        """Participants of a round to expect."""
+        return float(np.sum(self.participation.inclusion(self.problem.n_clients)))
 
     def model(self, state: State) -> np.ndarray:
         return np.asarray(self.algorithm.model(state.server))
@@ -384,11 +429,19 @@ class _Run:
         message = f"interrupted after {self.done.round} rounds; resume= goes on"
         return self.result("interrupted", message)
 
+    def good_state(self) -> State:
+        """The state of the recording of least gradient mapping."""
+        _, round, since, start = self.done.good
+        cohorts = self.participation.cohorts(self.problem.n_clients, start, round, self.seed)
+        return self.engine.advance(
+            self.algorithm, self.problem, since, cohorts, start, self.root
+        ).state
+
     def result(self, status: str, message: str) -> Result:
         """The Result of the current state; of the last good one after divergence."""
         state, round = self.done.state, self.done.round
         if status == "diverged":
-            state, round, _ = self.done.good
+            state, round = self.good_state(), self.done.good.round
             warnings.warn(f"{self.algorithm.name} {message}", DivergenceWarning, stacklevel=4)
         x = self.model(state)
         clients = self.engine.clients(self.problem, state)

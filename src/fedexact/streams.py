@@ -47,16 +47,47 @@ def sum_over_clients(fn: Of, mesh: Mesh | None, stack: Stack, first: Array, args
     """sum_k fn(oracle_k, *args); `first` (shards, buckets + 1) as in Layout."""
 
     def shard(stack: Stack, first: Array, args: Any) -> Any:
-        total = _zeros(lambda: fn(stack.client(0, 0), *args))
-        for b in range(len(stack.sizes)):
-
-            def add(j: Array, total: Any, b: int = b) -> Any:
-                return jax.tree.map(jnp.add, total, fn(stack.client(j, b), *args))
-
-            total = lax.fori_loop(first[0, b], first[0, b + 1], add, total)
-        return all_shards_sum(total, mesh)
+        return all_shards_sum(_client_by_client(fn, stack, first, args), mesh)
 
     return over_shards(shard, mesh, (stack_specs(stack), SPLIT, WHOLE), WHOLE)(stack, first, args)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def sum_over_rows(fn: Of, mesh: Mesh | None, stack: Stack, first: Array, args: Any) -> Any:
+    """sum_k fn(oracle_k, *args) without the clients' ridges, for an fn that is a weighted sum over
+    rows."""
+
+    def shard(stack: Stack, first: Array, args: Any) -> Any:
+        return all_shards_sum(over_own_rows(fn, stack, first, args), mesh)
+
+    return over_shards(shard, mesh, (stack_specs(stack), SPLIT, WHOLE), WHOLE)(stack, first, args)
+
+
+def over_own_rows(fn: Of, stack: Stack, first: Array, args: Any, times: Array | int = 1) -> Any:
+    """This device's share of `sum_over_rows`: block after block, whoever owns the rows. `times` may
+    be 0: then it is 0 and costs nothing."""
+    if isinstance(stack.X, Sparse):
+        return _client_by_client(_without_ridge(fn), stack, first * times, args)
+    rows = max(1, min(stack.window, BLOCK // stack.X.shape[1]))
+
+    def add(i: Array, total: Any) -> Any:
+        done = i * rows
+        block = stack.block(jnp.minimum(done, stack.window - rows), rows, done)
+        return jax.tree.map(jnp.add, total, fn(block, *args))
+
+    total = _zeros(lambda: fn(stack.block(0, rows, 0), *args))
+    return lax.fori_loop(0, -(-stack.window // rows) * times, add, total)
+
+
+def _client_by_client(fn: Of, stack: Stack, first: Array, args: Any) -> Any:
+    total = _zeros(lambda: fn(stack.client(0, 0), *args))
+    for b in range(len(stack.sizes)):
+
+        def add(j: Array, total: Any, b: int = b) -> Any:
+            return jax.tree.map(jnp.add, total, fn(stack.client(j, b), *args))
+
+        total = lax.fori_loop(first[0, b], first[0, b + 1], add, total)
+    return total
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -131,31 +162,6 @@ def _curvatures(counts: tuple[int, ...], stack: Stack, first: Array) -> tuple[Ar
         L = L.at[place].set(L_b, mode="drop")
         l = l.at[place].set(l_b, mode="drop")  # noqa: E741
     return L, l
-
-
-def sum_over_rows(fn: Of, mesh: Mesh | None, stack: Stack, first: Array, args: Any) -> Any:
-    """sum_k fn(oracle_k, *args) without the clients' ridges, for an fn that is a weighted sum over
-    rows: block after block, whoever owns the rows."""
-    if isinstance(stack.X, Sparse):
-        return sum_over_clients(_without_ridge(fn), mesh, stack, first, args)
-    return _sum_over_blocks(fn, mesh, stack, args)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _sum_over_blocks(fn: Of, mesh: Mesh | None, stack: Stack, args: Any) -> Any:
-    rows = max(1, min(stack.window, BLOCK // stack.X.shape[1]))
-
-    def shard(stack: Stack, args: Any) -> Any:
-        def add(i: Array, total: Any) -> Any:
-            done = i * rows
-            block = stack.block(jnp.minimum(done, stack.window - rows), rows, done)
-            return jax.tree.map(jnp.add, total, fn(block, *args))
-
-        total = _zeros(lambda: fn(stack.block(0, rows, 0), *args))
-        total = lax.fori_loop(0, -(-stack.window // rows), add, total)
-        return all_shards_sum(total, mesh)
-
-    return over_shards(shard, mesh, (stack_specs(stack), WHOLE), WHOLE)(stack, args)
 
 
 @functools.cache

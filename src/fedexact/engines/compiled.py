@@ -1,13 +1,15 @@
-"""All rounds between two recordings as one XLA program.
+"""Many rounds, and what is recorded among them, as one XLA program.
 
 The participants of a round are visited one after the other, so that a client's rows stay in cache
 during its local steps, and only they are visited: no padding of the cohort, no masked work. With
 several JAX devices, each visits those of its own clients and the sums are added once per round.
-The schedule is an argument: other participants, seeds or float hyperparameters compile nothing.
+The schedule is an argument: other participants, seeds, float hyperparameters or numbers of rounds
+compile nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,39 +22,57 @@ from jax.sharding import Mesh, PartitionSpec
 from fedexact.core import Algorithm, round_key
 from fedexact.devices import AXIS, SPLIT, WHOLE, all_shards_sum, over_shards, put
 from fedexact.engines.slab import Slab
-from fedexact.engines.state import State, part_for, push_unless_empty, visit
+from fedexact.engines.state import (
+    Advance,
+    Recording,
+    State,
+    by_stretches,
+    part_for,
+    push_unless_empty,
+    visit,
+)
 from fedexact.layout import Layout, at_least
-from fedexact.oracles import Stack
+from fedexact.oracles import RowOracle, Stack
 from fedexact.participation import Cohorts
+from fedexact.parts import Part
 from fedexact.problem import Problem
-from fedexact.streams import stack_specs
+from fedexact.streams import over_own_rows, stack_specs
 
-# Up to WIDE slots a visit list has a place for every client, so that its shape never changes.
+# What one call of the program takes at most: rounds, visits on one device (but for a single round
+# with more), recordings, and numbers in these.
+ROUNDS, VISITS, RECORDINGS, NUMBERS = 256, 1 << 15, 32, 1 << 20
+# Up to WIDE slots there is room for the new states of all clients, beyond for those of a round.
 WIDE = 8192
-# Rounds per program are rounded up to ROUNDS times a power of two.
-ROUNDS = 16
 
 
 class Visits(NamedTuple):
-    """Who is visited, bucket after bucket."""
+    """Who is visited, round after round and there bucket after bucket."""
 
-    slots: Any  # (rounds, shards, width) positions within the shard
-    rows: Any  # (rounds, shards, width) and those of the states
+    slots: Any  # (shards, visits) positions within the shard
+    rows: Any  # (shards, visits) and those of the states
     first: Any  # (rounds, shards, buckets + 1) where the visits of each bucket begin
 
 
+class Schedule(NamedTuple):
+    """What happens in some rounds."""
+
+    visits: Visits
+    counts: Any  # (rounds,) participants
+    edges: Any  # (stretches + 1,) rounds: between them it may be recorded
+    recorded: Any  # (stretches,) 1 where it is recorded at a stretch's end, else 0
+    stretches: Any  # how many of them are meant
+
+
 class Span(NamedTuple):
-    """A stretch of rounds: everything that its program takes."""
+    """Some rounds: everything that their program takes."""
 
     algorithm: Any
     oracles: Stack
+    first: Any  # (shards, buckets + 1) as in Layout
     ids: Any  # (slots,) client of each slot
     server: Any
     clients: Any
-    visits: Any
-    counts: Any  # (rounds,) participants
-    start: Any  # first round
-    stop: Any  # the one after the last
+    schedule: Schedule
     root: Any  # key
 
 
@@ -77,89 +97,155 @@ class Compiled:
         cohorts: Cohorts,
         start: int,
         root: Array,
-    ) -> tuple[State, int]:
-        if len(cohorts.ids) == 0:
-            return state, 0
-        slab = state.clients.with_places(problem.layout, cohorts.ids)
-        part = part_for(algorithm, problem, cohorts.ids)
-        layout, mine = part.layout, cohorts._replace(ids=part.positions(cohorts.ids))
-        span = Span(
-            algorithm,
-            part.oracles,
-            part.owner,
-            state.server,
-            slab.states,
-            visits(layout, part.of(slab.place), mine),
-            participants(cohorts),
-            np.int64(start),
-            np.int64(start + len(cohorts.offsets) - 1),
-            root,
-        )
-        server, clients, rows = jax.block_until_ready(_advance(layout.mesh, span))
-        return State(server, slab._replace(states=clients)), int(rows)
+        stops: Sequence[int] = (),
+    ) -> Advance:
+        def run(state: State, cohorts: Cohorts, start: int, stops: Sequence[int] = ()) -> Advance:
+            part, gradients, recordings = part_for(algorithm, problem, cohorts.ids), 0, []
+            for begin, end, among in pieces(cohorts, start, stops, problem.dim):
+                mine = cohorts.between(begin - start, end - start)
+                state, more, new = _piece(algorithm, problem, part, state, mine, begin, root, among)
+                recordings += [r._replace(gradients=gradients + r.gradients) for r in new]
+                gradients += more
+            return Advance(state, gradients, recordings)
+
+        if problem.in_memory:
+            return run(state, cohorts, start, stops)
+        return by_stretches(run, algorithm, problem, state, cohorts, start, stops)
 
 
-def visits(layout: Layout, place: np.ndarray, cohorts: Cohorts) -> Visits:
-    """Sorts the participants of every round by shard and bucket; their states stand at `place`."""
-    T, buckets = len(cohorts.offsets) - 1, len(layout.sizes)
-    rounds = at_least(T, ROUNDS)
-    lines = np.repeat(np.arange(T), np.diff(cohorts.offsets)) * layout.shards
-    cell = (lines + layout.shard_of[cohorts.ids]) * buckets + layout.bucket_of[cohorts.ids]
-    count = np.bincount(cell, minlength=rounds * layout.shards * buckets)
-    first = np.zeros((rounds * layout.shards, buckets + 1), np.int32)
-    first[:, 1:] = np.cumsum(count.reshape(-1, buckets), axis=1)
-    width, most = layout.width, int(first[:, -1].max())
-    if width > WIDE:
-        width = min(width, at_least(most, WIDE // 8))
+def _piece(
+    algorithm: Algorithm,
+    problem: Problem,
+    part: Part,
+    state: State,
+    cohorts: Cohorts,
+    start: int,
+    root: Array,
+    stops: Sequence[int],
+) -> Advance:
+    """What one call of the program does."""
+    slab, layout = state.clients.with_places(problem.layout, cohorts.ids), part.layout
+    mine = cohorts._replace(ids=part.positions(cohorts.ids))
+    visited, width = visits(layout, part.of(slab.place), mine)
+    schedule = Schedule(
+        visited, participants(cohorts), *stretches(cohorts, start, stops, problem.dim)
+    )
+    span = Span(
+        algorithm, part.oracles, layout.first, part.owner, state.server, slab.states, schedule, root
+    )  # fmt: skip
+    server, clients, rows, found = jax.block_until_ready(_advance(layout.mesh, width, span))
+    recordings = [
+        Recording(int(rows), x, *problem.with_ridge(x, value, grad))
+        for rows, x, value, grad in zip(*map(np.asarray, found), strict=True)
+    ]
+    state = State(server, slab._replace(states=clients))
+    return Advance(state, int(rows), recordings[: len(stops)])
+
+
+# --- schedules ------------------------------------------------------------------------------------
+
+
+def pieces(
+    cohorts: Cohorts, start: int, stops: Sequence[int], dim: int
+) -> Iterator[tuple[int, int, Sequence[int]]]:
+    """The rounds begin, ..., end - 1 of each call of the program, and the stops in them."""
+    end, last = start, start + cohorts.rounds
+    while end < last or stops:
+        begin, visits_before = end, cohorts.offsets[end - start]
+        fit = np.searchsorted(cohorts.offsets, visits_before + VISITS, "right") - 1 + start
+        end = min(last, begin + ROUNDS, max(begin + 1, int(fit)))
+        among = [stop for stop in stops if stop <= end][: most_recordings(dim)]
+        if len(among) == most_recordings(dim):
+            end = among[-1]
+        yield begin, end, among
+        stops = stops[len(among) :]
+
+
+def most_recordings(dim: int) -> int:
+    """In one call of the program."""
+    return max(1, min(RECORDINGS, NUMBERS // dim))
+
+
+def visits(layout: Layout, place: np.ndarray, cohorts: Cohorts) -> tuple[Visits, int]:
+    """Sorts the participants of every round by shard and bucket; their states stand at `place`.
+    Also how many places a round's new states take on a device, or more."""
+    T, shards, buckets = cohorts.rounds, layout.shards, len(layout.sizes)
+    shard = layout.shard_of[cohorts.ids]
+    line = shard * T + np.repeat(np.arange(T), cohorts.counts)
+    cell = line * buckets + layout.bucket_of[cohorts.ids]
+    count = np.bincount(cell, minlength=shards * T * buckets).reshape(shards, -1)
+    ends = np.cumsum(count, axis=1)
+    first = np.zeros((ROUNDS, shards, buckets + 1), np.int32)
+    first[:T, :, 1:] = ends.reshape(shards, T, buckets).swapaxes(0, 1)
+    first[1:T, :, 0] = first[: T - 1, :, -1] if T else 0
+    length = at_least(int(count.sum(axis=1).max()), VISITS)
     order = np.argsort(cell, kind="stable")
-    line, ids = cell[order] // buckets, cohorts.ids[order]
-    begin = np.cumsum(first[:, -1]) - first[:, -1]
-    at = line, np.arange(len(ids)) - begin[line]
+    ids, total = cohorts.ids[order], ends[:, -1:] if T else np.zeros((shards, 1), int)
+    at = shard[order], np.arange(len(ids)) - (np.cumsum(total) - total[:, 0])[shard[order]]
 
     def table(of: np.ndarray) -> np.ndarray:
-        filled = np.zeros((len(first), width), np.int32)
+        filled = np.zeros((shards, length), np.int32)
         filled[at] = of
-        return filled.reshape(rounds, layout.shards, width)
+        return filled
 
-    return Visits(
-        table(layout.slot_of[ids] % layout.width),
-        table(place[ids]),
-        first.reshape(rounds, layout.shards, -1),
-    )
+    width = layout.width
+    if width > WIDE:
+        width = min(width, at_least(int(np.max(first[..., -1] - first[..., 0])), WIDE // 8))
+    return Visits(table(layout.slot_of[ids] % layout.width), table(place[ids]), first), width
 
 
 def participants(cohorts: Cohorts) -> np.ndarray:
     """(rounds,) number of participants, as many rounds as the program takes."""
-    counts = np.zeros(at_least(len(cohorts.offsets) - 1, ROUNDS), np.int64)
-    counts[: len(cohorts.offsets) - 1] = np.diff(cohorts.offsets)
+    counts = np.zeros(ROUNDS, np.int64)
+    counts[: cohorts.rounds] = cohorts.counts
     return counts
 
 
-@partial(jax.jit, static_argnums=0)
-def _advance(mesh: Mesh | None, span: Span) -> tuple[Any, Any, Array]:
+def stretches(
+    cohorts: Cohorts, start: int, stops: Sequence[int], dim: int
+) -> tuple[np.ndarray, np.ndarray, np.int64]:
+    """The last three of a Schedule."""
+    ends = [*stops, start + cohorts.rounds]
+    edges = np.full(most_recordings(dim) + 2, ends[-1], np.int64)
+    edges[0], edges[1 : len(ends) + 1] = start, ends
+    recorded = (np.arange(len(edges) - 1) < len(stops)).astype(np.int64)
+    return edges, recorded, np.int64(len(ends))
+
+
+# --- the program ----------------------------------------------------------------------------------
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _advance(mesh: Mesh | None, width: int, span: Span) -> tuple[Any, Any, Array, Any]:
+    visits = Visits(SPLIT, SPLIT, PartitionSpec(None, AXIS))
     specs = Span(
         algorithm=WHOLE,
         oracles=stack_specs(span.oracles),
+        first=SPLIT,
         ids=SPLIT,
         server=WHOLE,
         clients=SPLIT,
-        visits=PartitionSpec(None, AXIS),
-        counts=WHOLE,
-        start=WHOLE,
-        stop=WHOLE,
+        schedule=Schedule(visits, *(WHOLE,) * 4),
         root=WHOLE,
     )
-    return over_shards(partial(_rounds, mesh), mesh, (specs,), (WHOLE, SPLIT, WHOLE))(span)
+    out = WHOLE, SPLIT, WHOLE, WHOLE
+    return over_shards(partial(_rounds, mesh, width), mesh, (specs,), out)(span)
 
 
-def _rounds(mesh: Mesh | None, span: Span) -> tuple[Any, Any, Array]:
-    """The rounds of the span on this device's slice of the clients, and their row gradients."""
-    algorithm, oracles, ids, server, clients, visits, counts, start, stop, root = span
+def _rounds(mesh: Mesh | None, width: int, span: Span) -> tuple[Any, Any, Array, Any]:
+    """The rounds of the span on this device's slice of the clients: the states, the row gradients,
+    and what was recorded."""
+    algorithm, oracles, _, ids, server, clients, schedule, root = span
+    (slots, rows, starts), counts, edges, recorded, count = schedule
+    slots, rows, begin = slots[0], rows[0], edges[0]
 
     def one_round(r: Array, carry: _Carry) -> _Carry:
         server, clients, after, gradients = carry
-        slots, rows, first = (table[r - start, 0] for table in visits)
-        pulled, of_round = algorithm.pull(server, r), round_key(root, r)
+        pulled, of_round, first = (
+            algorithm.pull(server, r),
+            round_key(root, r),
+            starts[r - begin, 0],
+        )
         sums = _no_upload(algorithm, oracles, clients, pulled, root), gradients
         for b in range(len(oracles.sizes)):
 
@@ -168,28 +254,40 @@ def _rounds(mesh: Mesh | None, span: Span) -> tuple[Any, Any, Array]:
                 oracle = oracles.client(slots[j], b)
                 key = jax.random.fold_in(of_round, ids[slots[j]])
                 client, *adds = visit(algorithm, _at(clients, rows[j]), pulled, oracle, key)
-                return _put(after, j, client), jax.tree.map(jnp.add, sums, tuple(adds))
+                sums = jax.tree.map(jnp.add, sums, tuple(adds))
+                return _put(after, j - first[0], client), sums
 
             after, sums = lax.fori_loop(first[b], first[b + 1], see, (after, sums))
         total, gradients = sums
         total = all_shards_sum(total, mesh)
-        server = push_unless_empty(algorithm, server, total, counts[r - start])
+        server = push_unless_empty(algorithm, server, total, counts[r - begin])
         model = algorithm.model(server)
 
         def keep(j: Array, clients: Any) -> Any:
-            client = _at(after, j)
+            client = _at(after, j - first[0])
             client = algorithm.receive(client, model) if algorithm.receives else client
             return _put(clients, rows[j], client)
 
         # Behind the visits: XLA copies all states where one loop both reads and writes them.
-        clients = lax.fori_loop(0, first[-1], keep, clients)
+        clients = lax.fori_loop(first[0], first[-1], keep, clients)
         return server, clients, after, gradients
 
-    width = visits.slots.shape[-1]
+    def stretch(i: Array, carry: tuple[_Carry, Any]) -> tuple[_Carry, Any]:
+        done, records = carry
+        done = lax.fori_loop(edges[i], edges[i + 1], one_round, done)
+        x = algorithm.model(done[0])
+        sums = over_own_rows(RowOracle.value_and_grad, oracles, span.first, (x,), recorded[i])
+        gradients, sums = all_shards_sum((done[-1], sums), mesh)
+        return done, _put(records, i, (gradients, x, *sums))
+
     after = jax.tree.map(lambda a: jnp.zeros((width, *a.shape[1:]), a.dtype), clients)
-    begin = server, clients, after, jnp.zeros(())
-    server, clients, _, gradients = lax.fori_loop(start, stop, one_round, begin)
-    return server, clients, all_shards_sum(gradients, mesh)
+    x = algorithm.model(server)
+    records = tuple(
+        jnp.zeros((len(recorded), *shape), x.dtype) for shape in ((), x.shape, (), x.shape)
+    )
+    begin_with = (server, clients, after, jnp.zeros(())), records
+    (server, clients, _, gradients), records = lax.fori_loop(0, count, stretch, begin_with)
+    return server, clients, all_shards_sum(gradients, mesh), records
 
 
 def _at(states: Any, slot: Array) -> Any:

@@ -6,6 +6,7 @@ added in client order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from fedexact.core import Algorithm, client_key
-from fedexact.engines.state import State, push_unless_empty, visit
+from fedexact.engines.state import Advance, State, by_stretches, push_unless_empty, visit
 from fedexact.oracles import Stack
 from fedexact.participation import Cohorts
 from fedexact.problem import Problem
@@ -41,13 +42,17 @@ class Loop:
         cohorts: Cohorts,
         start: int,
         root: Array,
-    ) -> tuple[State, int]:
-        gradients = 0
-        for t in range(len(cohorts.offsets) - 1):
-            participants = cohorts.ids[cohorts.offsets[t] : cohorts.offsets[t + 1]]
-            state, rows = self.one_round(algorithm, problem, state, participants, start + t, root)
-            gradients += rows
-        return state, gradients
+        stops: Sequence[int] = (),
+    ) -> Advance:
+        def run(state: State, cohorts: Cohorts, start: int) -> Advance:
+            gradients = 0
+            for t in range(cohorts.rounds):
+                ids = cohorts.between(t, t + 1).ids
+                state, rows = self.one_round(algorithm, problem, state, ids, start + t, root)
+                gradients += rows
+            return Advance(state, gradients, [])
+
+        return by_stretches(run, algorithm, problem, state, cohorts, start, stops)
 
     def one_round(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import jax
@@ -23,6 +24,23 @@ class State(NamedTuple):
     clients: Any
 
 
+class Recording(NamedTuple):
+    """What is known of the model at some moment."""
+
+    gradients: Any  # of rows, since the start
+    model: np.ndarray  # (d,)
+    value: Any  # F(model), NaN where the model or its loss is not finite
+    grad: np.ndarray  # (d,) of F
+
+
+class Advance(NamedTuple):
+    """What some rounds brought."""
+
+    state: State
+    gradients: int  # rows whose gradient was computed on the way
+    recordings: list[Recording]
+
+
 class Engine(Protocol):
     """Runs rounds. Between its calls the state is complete: it can be kept, saved and resumed."""
 
@@ -42,10 +60,37 @@ class Engine(Protocol):
         cohorts: Cohorts,
         start: int,
         root: Array,
-    ) -> tuple[State, int]:
-        """The state after the rounds start, start + 1, ... with these participants, and the number
-        of rows whose gradient was computed on the way."""
+        stops: Sequence[int] = (),
+    ) -> Advance:
+        """The rounds start, start + 1, ... with these participants; a recording before each of the
+        rounds `stops`, which ascend, or after the last."""
         ...
+
+
+def by_stretches(
+    run: Callable[[State, Cohorts, int], Advance],
+    algorithm: Algorithm,
+    problem: Problem,
+    state: State,
+    cohorts: Cohorts,
+    start: int,
+    stops: Sequence[int],
+) -> Advance:
+    """`Engine.advance` by `run`, which takes some rounds, and passes over all rows in between."""
+    recordings, gradients, at = [], 0, start
+    for stop in (*stops, start + cohorts.rounds):
+        state, more, _ = run(state, cohorts.between(at - start, stop - start), at)
+        gradients, at = gradients + more, stop
+        if len(recordings) < len(stops):
+            recordings.append(_recording(algorithm, problem, state, gradients))
+    return Advance(state, gradients, recordings)
+
+
+def _recording(algorithm: Algorithm, problem: Problem, state: State, gradients: int) -> Recording:
+    x = np.asarray(algorithm.model(state.server))
+    if not np.all(np.isfinite(x)):
+        return Recording(gradients, x, np.nan, np.full_like(x, np.nan))
+    return Recording(gradients, x, *problem.value_and_grad(x))
 
 
 def initial(algorithm: Algorithm, problem: Problem, x0: Array) -> tuple[Any, Any]:

@@ -53,6 +53,21 @@ class Cohorts(NamedTuple):
         np.ndarray
     )  # (stop - start + 1,) int64; round start + t: ids[offsets[t]:offsets[t + 1]]
 
+    @property
+    def rounds(self) -> int:
+        """How many."""
+        return len(self.offsets) - 1
+
+    @property
+    def counts(self) -> np.ndarray:
+        """(rounds,) participants of each."""
+        return np.diff(self.offsets)
+
+    def between(self, begin: int, end: int) -> Cohorts:
+        """The rounds begin, ..., end - 1 of these."""
+        offsets = self.offsets[begin : end + 1]
+        return Cohorts(self.ids[offsets[0] : offsets[-1]], offsets - offsets[0])
+
 
 def of_mask(mask: np.ndarray) -> Cohorts:
     """The cohorts of the T rounds of a mask (T, N)."""
