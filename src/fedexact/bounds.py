@@ -84,11 +84,11 @@ SETTLED_WITHOUT_BOUND = (
 )
 
 
-# --- one pass over the clients --------------------------------------------------------------------
+# --- one pass over the rows --------------------------------------------------------------------
 
 
 class Pass(NamedTuple):
-    """F at a point, summed over the clients, with bounds on the rounding errors."""
+    """F at a point, with bounds on the rounding errors."""
 
     value: float
     value_rounding: float
@@ -117,30 +117,30 @@ def one_pass(problem: Objective, x: np.ndarray) -> Pass:
     if not problem.loss.newton:
         value, grad = problem.value_and_grad(x)
         return Pass(value, 0.0, grad, np.zeros_like(grad))
-    value, size, grad, terms = (
-        a / problem.n_clients for a in problem.sum_over_clients(_sums, problem.check_model(x))
-    )
+    value, size, grad, terms = problem.sum_over_rows(_sums, problem.check_model(x))
+    value, grad = problem.with_ridge(x, value, grad)
+    size, terms = problem.with_ridge(np.abs(x), size, terms)
     unit = rounding_factor(problem)
     with np.errstate(over="ignore", invalid="ignore"):  # the caller asks whether all is finite
         rounding = unit * (terms + np.abs(grad))
-        value_rounding = unit * float(size) + float(rounding @ np.abs(x))
-    return Pass(float(value), value_rounding, grad, rounding)
+        value_rounding = unit * size + float(rounding @ np.abs(x))
+    return Pass(value, value_rounding, grad, rounding)
 
 
 @summable
 def _sums(oracle: RowOracle, x: Array) -> tuple[Array, Array, Array, Array]:
     """Value, sum of absolute values, gradient, sum of the sizes of what the gradient adds up."""
     loss, rows, weight = oracle.loss, oracle.rows, oracle.weight
-    size = weight @ jnp.abs(loss.values(x, rows)) + 0.5 * jnp.sum(oracle.ridge * x * x)
-    terms = _gradient_terms(loss, x, rows, weight) + oracle.ridge * jnp.abs(x)
-    return oracle.value(x), size, oracle.grad(x), terms
+    values = loss.values(x, rows)
+    terms = _gradient_terms(loss, x, rows, weight)
+    return weight @ values, weight @ jnp.abs(values), loss.grad(x, rows, weight), terms
 
 
-POINT_SUMS = (  # what the bounds at a point begin with, and over what it is summed
-    (_sums, "sum_over_clients"),
-    (RowOracle.hessian, "sum_over_rows"),
-    (RowOracle.value_and_grad, "sum_over_rows"),
-)
+def point_sums(problem: Objective) -> list[Callable[..., Any]]:
+    """The functions whose sums over all rows the bounds at a point begin with."""
+    if not problem.loss.newton:
+        return []
+    return [RowOracle.hessian, _sums] if problem.dim <= DENSE_LIMIT else [_sums]
 
 
 def _gradient_terms(loss: Loss, x: Array, rows: Rows, weight: Array) -> Array:

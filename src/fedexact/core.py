@@ -101,7 +101,9 @@ def in_float64(function: Callable[P, T]) -> Callable[P, T]:
 
 def root_key(seed: int) -> Array:
     """The key from which all randomness inside a run is derived."""
-    return jax.random.key(seed)
+    # what jax.random.key(seed) is, which compiles a program
+    halves: Any = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
+    return jax.random.wrap_key_data(halves)
 
 
 def round_key(root: Array, round: Array | int) -> Array:
@@ -350,7 +352,7 @@ class Algorithm(abc.ABC, Generic[S, C, B, U]):
         """(N, d) the clients' own models, where they keep one; `clients` is stacked."""
         return None
 
-    def invariant(self, server: S, clients: C) -> Array:
+    def invariant(self, server: S, clients: C) -> Array | np.ndarray:
         """What the rounds conserve at zero, (d,) or longer; `clients` is stacked, with a leading
         axis N."""
-        return jax.numpy.zeros_like(self.model(server))
+        return np.zeros(self.model(server).shape)

@@ -211,17 +211,18 @@ class Objective(abc.ABC):
         L, l = (float(np.mean(constants)) for constants in self.smoothness())  # noqa: E741
         conditioning = 100.0
         if self.dim <= NEWTON_LIMIT:
-            bound, H = (
-                matrix / self.n_clients + np.diag(self.ridge)
-                for matrix in self.sum_over_rows(_curvature_matrices, np.zeros(self.dim))
-            )
-            L = min(L, spectral_norm(bound))
-            spectrum = np.linalg.eigvalsh(H)
+            spectrum = np.linalg.eigvalsh(self.hessian(np.zeros(self.dim)))
+            L = min(L, float(spectrum[-1]) if self.loss.steepest_at_zero else self._bound())
             if self.loss.quadratic:
                 l = max(l, float(spectrum[0]) - 1e-14 * float(spectrum[-1]))  # noqa: E741
             if spectrum[-1] > 0:
                 conditioning = float(spectrum[-1] / max(spectrum[0], 1e-12 * spectrum[-1]))
         return Pooled(L or 1.0, l, conditioning)
+
+    def _bound(self) -> float:
+        """On the Hessian of F, in the sense in which the loss bounds its own."""
+        total = self.sum_over_rows(_curvature_matrix)
+        return spectral_norm(total / self.n_clients + np.diag(self.ridge))
 
     def target(self) -> str:
         """In words: what is minimised, over which rows, clients and weights."""
@@ -244,8 +245,8 @@ class Objective(abc.ABC):
 
 
 @summable
-def _curvature_matrices(oracle: RowOracle, zero: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return oracle.loss.curvature_matrix(oracle.rows, oracle.weight), oracle.hessian(zero)
+def _curvature_matrix(oracle: RowOracle) -> jax.Array:
+    return oracle.loss.curvature_matrix(oracle.rows, oracle.weight)
 
 
 def _unit(oracle: RowOracle) -> jax.Array:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, cast
 
 import jax
 import numpy as np
 
+from fedexact.ahead import compile_ahead, wait_for
 from fedexact.clients import Clients
-from fedexact.core import float64, in_float64
+from fedexact.core import in_float64
 from fedexact.devices import fetch
 from fedexact.errors import InputError
 from fedexact.layout import Layout, clients_layout
@@ -150,18 +151,28 @@ class Problem(Objective):
         ]
         return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
+    @in_float64
     def sum_over_rows(self, fn: Callable[..., Any], *args: Any) -> Any:
-        with float64():
-            return self._sum(sum_over_rows, fn, args)
+        return self._sum(sum_over_rows, fn, args)
+
+    def compile_sums(self, fns: Iterable[Callable[..., Any]], *args: Any) -> None:
+        """Begins to compile what `sum_over_rows` of these functions runs, on another core."""
+        if self.in_memory:
+            layout = self.layout
+            for fn in fns:
+                shared = self.oracles, layout.first, args
+                compile_ahead(sum_over_rows, (fn, layout.mesh), shared)
 
     def smoothness(self) -> tuple[np.ndarray, np.ndarray]:
         return self._parts.L_k, self._parts.l_k
 
     def _sum(self, over: Callable[..., Any], fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        totals = (
-            over(fn, part.layout.mesh, part.oracles, part.layout.first, args)
-            for part in self._parts.each()
-        )
+        def total(part: Part) -> Any:
+            static, shared = (fn, part.layout.mesh), (part.oracles, part.layout.first, args)
+            wait_for(over, static, shared)
+            return over(*static, *shared)
+
+        totals = map(total, self._parts.each())
         return functools.reduce(
             lambda a, b: jax.tree.map(np.add, a, b),
             (jax.tree.map(np.asarray, total) for total in totals),

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 
+from fedexact.bounds import point_sums
 from fedexact.certificate import certify
 from fedexact.core import Algorithm, Setting, in_float64, root_key
 from fedexact.engines import ENGINES, Engine, State
@@ -221,6 +222,7 @@ class _Run:
         setting = setting_of(problem, participation, seed)
         algorithm = given.resolve(setting)
         x0 = np.zeros(problem.dim) if x0 is None else problem.check_model(x0)
+        problem.compile_sums(point_sums(problem), x0)
         state = initial(algorithm, problem, jnp.asarray(x0))
         down, up = bytes_per_visit(algorithm, problem, *state)
         identity = {

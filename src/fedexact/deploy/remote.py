@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from fedexact.bounds import POINT_SUMS
+from fedexact.bounds import point_sums
 from fedexact.core import Pooled
 from fedexact.errors import FedexactError
 from fedexact.losses import CustomLoss, Loss
 from fedexact.objective import Objective
+from fedexact.oracles import RowOracle
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -101,8 +102,9 @@ class RemoteObjective(Objective):
 
     def prepare(self, x: np.ndarray) -> None:
         """Asks at once for the sums that a certificate of x begins with: fewer rounds."""
-        fns = POINT_SUMS if self.loss.newton else ()
-        calls = [Call(fn, over, (np.asarray(x, float),)) for fn, over in fns]
+        sums = point_sums(self)
+        fns = [*sums, RowOracle.value_and_grad] if sums else []
+        calls = [Call(fn, "sum_over_rows", (np.asarray(x, float),)) for fn in fns]
         calls = [call for call in calls if call.key() not in self._known]
         for call, found in zip(calls, self._ask(calls) if calls else (), strict=True):
             self._known[call.key()] = found

@@ -36,6 +36,7 @@ class Loss(abc.ABC):
     newton: ClassVar[bool] = True  # convex with a cheap (generalised) Hessian
     likelihood: ClassVar[bool] = False  # a negative log-likelihood: standard errors make sense
     global_smooth: ClassVar[bool] = True  # `curvature` bounds the Hessian at every x
+    steepest_at_zero: ClassVar[bool] = False  # and that bound is the Hessian at x = 0
 
     def dim(self, n_features: int) -> int:
         """Length d of x."""

@@ -24,6 +24,7 @@ class Logistic(LinearLoss):
     name: ClassVar[str] = "logistic"
     summary: ClassVar[str] = "logistic regression, labels 0/1 or -1/1"
     likelihood: ClassVar[bool] = True
+    steepest_at_zero: ClassVar[bool] = True
 
     def check_targets(self, y: np.ndarray, where: str) -> np.ndarray:
         labels = finite_targets(y, where)

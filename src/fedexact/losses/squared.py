@@ -20,6 +20,7 @@ class Squared(LinearLoss):
     summary: ClassVar[str] = "least squares, 1/2 (x·row - y)²"
     quadratic: ClassVar[bool] = True
     likelihood: ClassVar[bool] = True
+    steepest_at_zero: ClassVar[bool] = True
 
     def phi(self, eta: Array, y: Array) -> Array:
         return 0.5 * (eta - y) ** 2

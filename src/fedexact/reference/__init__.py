@@ -13,14 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedexact.core import in_float64
-from fedexact.losses import Squared
-from fedexact.losses.base import GramLoss
 from fedexact.problem import Problem
-from fedexact.reference.composite import composite
-from fedexact.reference.newton import newton
-from fedexact.reference.pooled import Pooled
-from fedexact.reference.qr import QR_LIMIT, check_rank, clearly_independent, least_squares
-from fedexact.regularizers import Zero
 
 __all__ = ["reference"]
 
@@ -43,12 +36,6 @@ def reference(problem: Problem) -> np.ndarray:
             columns); or it is not finite (separation). Says which coefficients are concerned.
         FedexactError: the precision was not reached; says which one was.
     """
-    pooled = Pooled(problem)
-    if not isinstance(problem.regularizer, Zero):
-        return composite(pooled)
-    if isinstance(problem.loss, GramLoss):
-        check_rank(pooled)
-    squared = isinstance(problem.loss, Squared) and problem.dim <= QR_LIMIT
-    if squared and not clearly_independent(pooled):
-        return least_squares(pooled)
-    return newton(pooled)
+    from fedexact.reference.methods import minimiser  # here: SciPy's linear algebra loads slowly
+
+    return minimiser(problem)
