@@ -19,7 +19,7 @@ from sklearn.linear_model import Lasso
 from fedexact.errors import FedexactError, InputError
 from fedexact.losses import CustomLoss, Huber, Rows
 from fedexact.problem import Problem
-from fedexact.reference import reference
+from fedexact.reference import methods, reference
 from fedexact.reference.qr import triangle
 from fedexact.regularizers import L1, Box, ElasticNet, GroupLasso, L2Ball, NonNegative
 from problems import random_targets
@@ -218,7 +218,7 @@ def without_matrices(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> np.nd
     """The reference as for more coefficients than a (d, d) matrix is formed for."""
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules["fedexact.reference.pooled"], "NEWTON_LIMIT", 0)
-        patch.setattr(sys.modules["fedexact.reference"], "QR_LIMIT", 0)
+        patch.setattr(methods, "QR_LIMIT", 0)
         return reference(problem)
 
 

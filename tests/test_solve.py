@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -312,3 +314,56 @@ def test_logistic_regression_to_the_pooled_answer(name: str) -> None:
     assert np.linalg.norm(result.x - fx.reference(problem)) < 1e-11
     assert result.certificate is not None
     assert result.certificate.verdict == "certified"
+
+
+# --- several recordings at a look -----------------------------------------------------------------
+
+
+def looks(monkeypatch: pytest.MonkeyPatch, seconds: float, **kwargs: Any) -> fx.Result:
+    """A run that looks at its recordings after about so many seconds."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["fedexact.solve"], "AHEAD", seconds)
+        return fx.solve(PROBLEM, participation=fx.Bernoulli(0.6), **kwargs)
+
+
+@pytest.mark.parametrize("every", [1, 7, 300])
+@pytest.mark.parametrize("extra", [{}, {"tol": 1e-9}, {"algorithm": fx.FedAvg(lr=3.0)}], ids=repr)
+def test_looking_ahead_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, every: int, extra: dict[str, Any]
+) -> None:
+    run = {"algorithm": fx.FOCUS(), "rounds": 700, "record_every": every, **extra}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fx.DivergenceWarning)
+        one, many = looks(monkeypatch, 0.0, **run), looks(monkeypatch, 1e9, **run)
+        watched = looks(monkeypatch, 1e9, **run, callback=lambda _: None)
+    for other in (many, watched):
+        assert (other.status, other.message, other.rounds) == (one.status, one.message, one.rounds)
+        assert repr(other.history.to_pylist()) == repr(one.history.to_pylist())  # NaN and all
+        np.testing.assert_array_equal(other.x, one.x)
+        for name, array in one.clients.items():
+            np.testing.assert_array_equal(other.clients[name], array)
+    assert one.status == {"tol": "tolerance", "algorithm": "diverged"}.get(
+        next(iter(extra), ""), "finished"
+    )
+
+
+def test_the_state_kept_of_a_diverged_run_is_that_of_its_least_gradient_mapping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = {"algorithm": fx.SCAFFOLD(lr=0.4, local_steps=1), "record_every": 3}
+    with pytest.warns(fx.DivergenceWarning, match="diverged"):
+        diverged = looks(monkeypatch, 1e9, rounds=3000, **run)
+    least = min(diverged.history.to_pylist(), key=lambda row: row["gradient_mapping"])
+    assert diverged.rounds == least["round"] > 0
+    kept = looks(monkeypatch, 0.0, rounds=diverged.rounds, **run)
+    np.testing.assert_array_equal(diverged.x, kept.x)
+
+
+def test_large_cohorts_are_drawn_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = {"algorithm": fx.SCAFFOLD(), "rounds": 50, "record_every": 20}
+    whole = looks(monkeypatch, 0.0, **run)
+    monkeypatch.setattr(sys.modules["fedexact.solve"], "DRAWN", 7)
+    monkeypatch.setattr(sys.modules["fedexact.engines.compiled"], "VISITS", 5)
+    blocks = looks(monkeypatch, 0.0, **run)
+    assert blocks.history.equals(whole.history)
+    np.testing.assert_array_equal(blocks.x, whole.x)

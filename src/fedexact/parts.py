@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import jax
 import numpy as np
 
 from fedexact.clients import Clients
-from fedexact.core import in_float64
+from fedexact.core import in_float64, narrowed
 from fedexact.devices import SPLIT, fetch, put
 from fedexact.errors import InputError
 from fedexact.layout import Layout, at_least, entries_of, place
@@ -93,17 +92,21 @@ class Parts:
         self._alone: dict[tuple[int, bool], Part] = {}
         self.L_k, self.l_k = np.zeros((2, N))
         self._everybody = self._placed(data, layout, None) if in_memory else None
+        self._forms: dict[tuple[bool, bool], Part] = {}  # of everybody
         self.L_k, self.l_k = self._curvatures()
         if self._everybody is not None:
             self._everybody = self._with_constants(self._everybody)
 
-    def part(self, ids: np.ndarray | None = None, prox: bool = False) -> Part:
-        """The clients `ids`, or more; everybody if left out. Ready for proxes where `prox`.
+    def part(self, ids: np.ndarray | None = None, prox: bool = False, single: bool = False) -> Part:
+        """The clients `ids`, or more; everybody if left out. Ready for proxes where `prox`; in
+        4-byte numbers where `single`.
 
         Raises InputError for everybody where the rows stay on the disk.
         """
         if self._everybody is not None:
-            return self._ready if prox else self._everybody
+            if (prox, single) not in self._forms:
+                self._forms[prox, single] = _formed(self._everybody, prox, single)
+            return self._forms[prox, single]
         if ids is None:
             raise InputError(
                 f"the {len(self._data.y)} rows stay on the disk and this needs all of them in "
@@ -112,7 +115,7 @@ class Parts:
         ids = np.unique(ids)
         data = self._data.take(ids, at_least(int(self._data.n_rows[ids].sum()), ROWS))
         part = self._with_constants(self._placed(data, self.layout.only(ids), ids))
-        return _with_factors(part) if prox else part
+        return _formed(part, prox, single)
 
     def alone(self, k: int, prox: bool = False) -> Part:
         """Client k by itself."""
@@ -131,11 +134,6 @@ class Parts:
             return
         for ids in chunks(self._data.n_rows, self._data.n_features):
             yield self.part(ids, prox)
-
-    @functools.cached_property
-    @in_float64
-    def _ready(self) -> Part:
-        return _with_factors(self.part())
 
     def _placed(self, data: Clients, layout: Layout, ids: np.ndarray | None) -> Part:
         owner = layout.slots if ids is None else ids[layout.slots]
@@ -172,6 +170,15 @@ def mapped(part: Part, fn: Callable[..., Any], args: Any = (), shared: Any = ())
     layout = part.layout
     slots = tuple(put(layout.in_slots(a), layout.mesh, SPLIT) for a in args)
     return map_clients(fn, layout.mesh, part.oracles, layout.first, slots, shared)
+
+
+@in_float64
+def _formed(part: Part, prox: bool, single: bool) -> Part:
+    """The same, ready for proxes where `prox`, in 4-byte numbers where `single`."""
+    part = _with_factors(part) if prox else part
+    if not single:
+        return part
+    return part._replace(oracles=narrowed(part.oracles), owner=narrowed(part.owner))
 
 
 def _with_factors(part: Part) -> Part:

@@ -119,13 +119,13 @@ class Problem(Objective):
         """The oracles of all clients."""
         return self.part().oracles
 
-    def part(self, ids: np.ndarray | None = None, prox: bool = False) -> Part:
+    def part(self, ids: np.ndarray | None = None, prox: bool = False, single: bool = False) -> Part:
         """The oracles of the clients `ids`, or more, on the devices; of everybody if left out.
-        Ready for proxes where `prox`.
+        Ready for proxes where `prox`; in float32 where `single`.
 
         Raises InputError for everybody where the rows stay on the disk.
         """
-        return self._parts.part(ids, prox)
+        return self._parts.part(ids, prox, single)
 
     def alone(self, k: int, prox: bool = False) -> Part:
         """Client k by itself, as a site of a real federation holds it; ready for proxes where

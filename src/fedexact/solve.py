@@ -18,13 +18,12 @@ import pyarrow as pa
 from fedexact.bounds import point_sums
 from fedexact.certificate import certify
 from fedexact.core import Algorithm, Setting, in_float64, root_key
-from fedexact.engines import ENGINES, Engine, State
+from fedexact.engines import Engine, State, engine_of
 from fedexact.engines.state import Recording, initial, part_for
 from fedexact.errors import (
     CapabilityError,
     DivergenceWarning,
     InputError,
-    check_choice,
     check_count,
     check_positive,
     check_seed,
@@ -77,6 +76,7 @@ def solve(
     resume: Result | None = None,
     callback: Callable[[Progress], None] | None = None,
     diagnostics: bool = False,
+    precision: str = "double",
 ) -> Result:
     """Runs `algorithm` on `problem` and certifies where it landed.
 
@@ -100,6 +100,9 @@ def solve(
         callback: called at each recording.
         diagnostics: also record `local_distance` and `local_change`, the two quantities that
             control FedDR (the clients' models against the server's, and against their last).
+        precision: of the rounds and recordings, "double" or "single" (float32, of the compiled
+            engine): faster, and never closer than about 1e-6 (relative) to the pooled answer. The
+            certificate is in double precision in any case; go on from there with `x0=result.x`.
 
     Returns:
         Result. A run that diverges (non-finite values, or growing) is stopped with a
@@ -113,8 +116,8 @@ def solve(
     participation = Full() if participation is None else participation
     target = (tol, reference, reference_se)
     run = _Run.prepare(
-        problem, algorithm, participation, rounds, seed, engine, record_every, x0, target, resume,
-        diagnostics,
+        problem, algorithm, participation, rounds, seed, engine_of(engine, precision), record_every,
+        x0, target, resume, diagnostics, precision,
     )  # fmt: skip
     try:
         return run.go(callback)
@@ -201,19 +204,19 @@ class _Run:
         participation: Participation,
         rounds: int,
         seed: int,
-        engine: str,
+        engine: Engine,
         record_every: int | None,
         x0: Any,
         target: tuple[Any, Any, Any],
         resume: Result | None,
         diagnostics: bool,
+        precision: str,
     ) -> _Run:
         check_kind("problem", problem, Problem)
         check_kind("participation", participation, Participation)
         check_kind("resume", resume, Result | None)
         check_count("rounds", rounds)
         check_seed("seed", seed)
-        check_choice("engine", engine, ENGINES)
         if record_every is None:
             record_every = max(1, rounds // RECORDINGS)
         check_count("record_every", record_every)
@@ -224,7 +227,7 @@ class _Run:
         x0 = np.zeros(problem.dim) if x0 is None else problem.check_model(x0)
         problem.compile_sums(point_sums(problem), x0)
         state = initial(algorithm, problem, jnp.asarray(x0))
-        down, up = bytes_per_visit(algorithm, problem, *state)
+        down, up = bytes_per_visit(algorithm, problem, *state, single=precision == "single")
         identity = {
             "seed": seed,
             "participation": repr(participation),
@@ -232,10 +235,11 @@ class _Run:
             "rows": problem.fingerprint,
             "clients": problem.names,
             "x0": x0.tolist(),
+            "precision": precision,
         }
         run = _Run(
             problem, algorithm, given, setting, participation, rounds, record_every, seed,
-            ENGINES[engine], _Target.of(problem, *target), state, down, up, identity, diagnostics,
+            engine, _Target.of(problem, *target), state, down, up, identity, diagnostics,
             cast(Any, None),
         )  # fmt: skip
         run.done = run.fresh() if resume is None else run.resumed(resume)
@@ -282,7 +286,9 @@ class _Run:
         """Some rounds on, to a recording: the next one if `watched`, else the last one that about
         `AHEAD` seconds bring, or the first among those that ends the run."""
         begin, since = self.done.round, time.perf_counter()
-        stops = self.stops(watched or self.diagnostics or not self.problem.in_memory)
+        # the clock must not decide where several processes have to do the same
+        alone = self.problem.in_memory and jax.process_count() == 1
+        stops = self.stops(watched or self.diagnostics or not alone)
         done = self.further(self.done, stops)
         self.pace = (done.round - begin) / (time.perf_counter() - since)
         for i in range(1, len(stops)):
@@ -416,7 +422,7 @@ class _Run:
         return float(np.sum(self.participation.inclusion(self.problem.n_clients)))
 
     def model(self, state: State) -> np.ndarray:
-        return np.asarray(self.algorithm.model(state.server))
+        return np.asarray(self.algorithm.model(state.server), float)
 
     def progress(self) -> Progress:
         row = self.done.history[-1]
@@ -528,9 +534,10 @@ def _is_number(value: Any) -> bool:
 
 
 def bytes_per_visit(
-    algorithm: Algorithm, problem: Problem, server: Any, clients: Any
+    algorithm: Algorithm, problem: Problem, server: Any, clients: Any, single: bool = False
 ) -> tuple[int, int]:
-    """What one participant receives and sends in one round, without running it."""
+    """What one participant receives and sends in one round, without running it; in 4-byte numbers
+    where `single`."""
     client = jax.tree.map(lambda a: a[0], clients)
     stack = part_for(algorithm, problem, np.zeros(1, int)).oracles
     pulled = jax.eval_shape(algorithm.pull, server, 0)
@@ -539,12 +546,13 @@ def bytes_per_visit(
         return algorithm.local(client, pulled, stack.client(0), root_key(0))[1]
 
     sent = jax.eval_shape(upload, client, pulled)
-    model = _bytes(algorithm.model(server)) if algorithm.receives else 0
-    return _bytes(pulled) + model, _bytes(sent)
+    again = algorithm.model(server) if algorithm.receives else ()
+    return _bytes((pulled, again), single), _bytes(sent, single)
 
 
-def _bytes(tree: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+def _bytes(tree: Any, single: bool) -> int:
+    widest = 4 if single else 8
+    return sum(leaf.size * min(leaf.dtype.itemsize, widest) for leaf in jax.tree.leaves(tree))
 
 
 def _check_same_run(run: _Run, resume: Result) -> None:

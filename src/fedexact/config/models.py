@@ -1,6 +1,6 @@
 """Experiments as TOML files: what may stand in them, and how they become objects.
 
-    title, rounds, tol, seeds, record_every
+    title, rounds, tol, seeds, record_every, precision
     [data]           bundled | csv | parquet | libsvm | folder; client, missing, standardize, ...
     [data.target]    column, above | equals                 (or target = "column")
     [data.features]  columns, exclude, categorical, reference     (or features = [...])
@@ -298,6 +298,7 @@ class Experiment(_Table):
     tol: Annotated[float, Field(gt=0)] | None = None
     seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)] = [0]
     record_every: Count | None = None
+    precision: Literal["double", "single"] = "double"
     data: DataTable
     problem: ProblemTable
     participation: ParticipationField = {"name": "full"}
@@ -328,6 +329,8 @@ class Experiment(_Table):
 
     def deployed(self) -> Experiment:
         """The experiment with what [deploy] puts in place of its own settings."""
+        if self.precision != "double":
+            raise InputError("precision: a federation across machines computes in double precision")
         deploy = self.deploy or DeployTable()
         replaced = {
             name: value

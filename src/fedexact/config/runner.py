@@ -241,6 +241,7 @@ def _solve(
                 tol=experiment.tol,
                 seed=seed,
                 record_every=experiment.record_every,
+                precision=experiment.precision,
                 reference=prepared.reference,
                 reference_se=prepared.reference_se,
                 resume=saved,

@@ -212,7 +212,7 @@ class Site:
         value, grad = self._value_and_grad(oracle, meta)(x)
         sent = {
             **{f"upload/{name}": array for name, array in by_field(upload).items()},
-            "value": np.asarray(value), "grad": np.asarray(grad), "rows": np.asarray(rows),
+            "value": np.asarray(value), "grad": np.asarray(grad), "rows": np.asarray(rows, float),
         }  # fmt: skip
         return {"round": round, "epoch": epoch, "visit": asked}, self._masked(sent, meta)
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 
-from fedexact.core import Algorithm, round_key
+from fedexact.core import Algorithm, narrowed, round_key
 from fedexact.devices import AXIS, SPLIT, WHOLE, all_shards_sum, over_shards, put
 from fedexact.engines.slab import Slab
 from fedexact.engines.state import (
@@ -80,9 +80,14 @@ _Carry = tuple[Any, Any, Any, Array]  # server, clients, those just visited, row
 
 
 class Compiled:
-    """The default engine; `clients` is a Slab."""
+    """The default engine; `clients` is a Slab. Rounds are computed in float32 if it is `single`."""
+
+    def __init__(self, single: bool = False) -> None:
+        self.single = single
 
     def load(self, problem: Problem, server: Any, clients: Any) -> State:
+        if self.single:
+            server, clients = narrowed((server, clients))
         server = jax.tree.map(lambda a: put(a, problem.layout.mesh, WHOLE), server)
         return State(server, Slab.load(problem.layout, clients))
 
@@ -100,10 +105,13 @@ class Compiled:
         stops: Sequence[int] = (),
     ) -> Advance:
         def run(state: State, cohorts: Cohorts, start: int, stops: Sequence[int] = ()) -> Advance:
-            part, gradients, recordings = part_for(algorithm, problem, cohorts.ids), 0, []
+            part = part_for(algorithm, problem, cohorts.ids, self.single)
+            gradients, recordings = 0, []
             for begin, end, among in pieces(cohorts, start, stops, problem.dim):
                 mine = cohorts.between(begin - start, end - start)
-                state, more, new = _piece(algorithm, problem, part, state, mine, begin, root, among)
+                state, more, new = self._once(
+                    algorithm, problem, part, state, mine, begin, root, among
+                )
                 recordings += [r._replace(gradients=gradients + r.gradients) for r in new]
                 gradients += more
             return Advance(state, gradients, recordings)
@@ -112,34 +120,37 @@ class Compiled:
             return run(state, cohorts, start, stops)
         return by_stretches(run, algorithm, problem, state, cohorts, start, stops)
 
-
-def _piece(
-    algorithm: Algorithm,
-    problem: Problem,
-    part: Part,
-    state: State,
-    cohorts: Cohorts,
-    start: int,
-    root: Array,
-    stops: Sequence[int],
-) -> Advance:
-    """What one call of the program does."""
-    slab, layout = state.clients.with_places(problem.layout, cohorts.ids), part.layout
-    mine = cohorts._replace(ids=part.positions(cohorts.ids))
-    visited, width = visits(layout, part.of(slab.place), mine)
-    schedule = Schedule(
-        visited, participants(cohorts), *stretches(cohorts, start, stops, problem.dim)
-    )
-    span = Span(
-        algorithm, part.oracles, layout.first, part.owner, state.server, slab.states, schedule, root
-    )  # fmt: skip
-    server, clients, rows, found = jax.block_until_ready(_advance(layout.mesh, width, span))
-    recordings = [
-        Recording(int(rows), x, *problem.with_ridge(x, value, grad))
-        for rows, x, value, grad in zip(*map(np.asarray, found), strict=True)
-    ]
-    state = State(server, slab._replace(states=clients))
-    return Advance(state, int(rows), recordings[: len(stops)])
+    def _once(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        part: Part,
+        state: State,
+        cohorts: Cohorts,
+        start: int,
+        root: Array,
+        stops: Sequence[int],
+    ) -> Advance:
+        """What one call of the program does."""
+        slab, layout = state.clients.with_places(problem.layout, cohorts.ids), part.layout
+        mine = cohorts._replace(ids=part.positions(cohorts.ids))
+        visited, width = visits(layout, part.of(slab.place), mine)
+        schedule = Schedule(
+            visited, participants(cohorts), *stretches(cohorts, start, stops, problem.dim)
+        )
+        span = Span(
+            algorithm, part.oracles, layout.first, part.owner, state.server, slab.states, schedule,
+            root,
+        )  # fmt: skip
+        with jax.enable_x64(not self.single):
+            server, clients, rows, found = jax.block_until_ready(_advance(layout.mesh, width, span))
+        gradients = np.append(0, np.cumsum(np.asarray(rows, np.int64)))
+        models, values, grads = (np.asarray(a, float) for a in found)
+        recordings = [
+            Recording(int(gradients[stop - start]), x, *problem.with_ridge(x, value, grad))
+            for stop, x, value, grad in zip(stops, models, values, grads, strict=False)
+        ]
+        return Advance(State(server, slab._replace(states=clients)), int(gradients[-1]), recordings)
 
 
 # --- schedules ------------------------------------------------------------------------------------
@@ -233,8 +244,8 @@ def _advance(mesh: Mesh | None, width: int, span: Span) -> tuple[Any, Any, Array
 
 
 def _rounds(mesh: Mesh | None, width: int, span: Span) -> tuple[Any, Any, Array, Any]:
-    """The rounds of the span on this device's slice of the clients: the states, the row gradients,
-    and what was recorded."""
+    """The rounds of the span on this device's slice of the clients: the states, the row gradients
+    of each, and what was recorded: models, and sums of values and gradients."""
     algorithm, oracles, _, ids, server, clients, schedule, root = span
     (slots, rows, starts), counts, edges, recorded, count = schedule
     slots, rows, begin = slots[0], rows[0], edges[0]
@@ -246,7 +257,7 @@ def _rounds(mesh: Mesh | None, width: int, span: Span) -> tuple[Any, Any, Array,
             round_key(root, r),
             starts[r - begin, 0],
         )
-        sums = _no_upload(algorithm, oracles, clients, pulled, root), gradients
+        sums = _no_upload(algorithm, oracles, clients, pulled, root), jnp.zeros((), int)
         for b in range(len(oracles.sizes)):
 
             def see(j: Array, carry: Any, b: int = b) -> Any:
@@ -258,8 +269,7 @@ def _rounds(mesh: Mesh | None, width: int, span: Span) -> tuple[Any, Any, Array,
                 return _put(after, j - first[0], client), sums
 
             after, sums = lax.fori_loop(first[b], first[b + 1], see, (after, sums))
-        total, gradients = sums
-        total = all_shards_sum(total, mesh)
+        total, gradients = all_shards_sum(sums[0], mesh), gradients.at[r - begin].set(sums[1])
         server = push_unless_empty(algorithm, server, total, counts[r - begin])
         model = algorithm.model(server)
 
@@ -277,15 +287,12 @@ def _rounds(mesh: Mesh | None, width: int, span: Span) -> tuple[Any, Any, Array,
         done = lax.fori_loop(edges[i], edges[i + 1], one_round, done)
         x = algorithm.model(done[0])
         sums = over_own_rows(RowOracle.value_and_grad, oracles, span.first, (x,), recorded[i])
-        gradients, sums = all_shards_sum((done[-1], sums), mesh)
-        return done, _put(records, i, (gradients, x, *sums))
+        return done, _put(records, i, (x, *all_shards_sum(sums, mesh)))
 
     after = jax.tree.map(lambda a: jnp.zeros((width, *a.shape[1:]), a.dtype), clients)
     x = algorithm.model(server)
-    records = tuple(
-        jnp.zeros((len(recorded), *shape), x.dtype) for shape in ((), x.shape, (), x.shape)
-    )
-    begin_with = (server, clients, after, jnp.zeros(())), records
+    records = tuple(jnp.zeros((len(recorded), *shape), x.dtype) for shape in (x.shape, (), x.shape))
+    begin_with = (server, clients, after, jnp.zeros(len(counts), int)), records
     (server, clients, _, gradients), records = lax.fori_loop(0, count, stretch, begin_with)
     return server, clients, all_shards_sum(gradients, mesh), records
 

@@ -79,8 +79,9 @@ def by_stretches(
     """`Engine.advance` by `run`, which takes some rounds, and passes over all rows in between."""
     recordings, gradients, at = [], 0, start
     for stop in (*stops, start + cohorts.rounds):
-        state, more, _ = run(state, cohorts.between(at - start, stop - start), at)
-        gradients, at = gradients + more, stop
+        if stop > at:
+            state, more, _ = run(state, cohorts.between(at - start, stop - start), at)
+            gradients, at = gradients + more, stop
         if len(recordings) < len(stops):
             recordings.append(_recording(algorithm, problem, state, gradients))
     return Advance(state, gradients, recordings)
@@ -101,9 +102,12 @@ def initial(algorithm: Algorithm, problem: Problem, x0: Array) -> tuple[Any, Any
     return algorithm.init_server(x0, N), stacked
 
 
-def part_for(algorithm: Algorithm, problem: Problem, ids: np.ndarray | None = None) -> Part:
-    """The clients `ids` or more, or everybody, with what the algorithm requires of them."""
-    return problem.part(ids, prox="prox" in algorithm.requires)
+def part_for(
+    algorithm: Algorithm, problem: Problem, ids: np.ndarray | None = None, single: bool = False
+) -> Part:
+    """The clients `ids` or more, or everybody, with what the algorithm requires of them; in float32
+    where `single`."""
+    return problem.part(ids, prox="prox" in algorithm.requires, single=single)
 
 
 class _Metered:
@@ -129,7 +133,7 @@ def visit(
     metered = _Metered(oracle)
     rows = algorithm.row_gradients(client, pulled, oracle, key)
     client, upload = algorithm.local(client, pulled, cast(Oracle, metered), key)
-    return client, upload, jnp.asarray(rows + metered.rows, float)
+    return client, upload, jnp.asarray(rows + metered.rows, int)
 
 
 def push_unless_empty(algorithm: Algorithm, server: Any, total: Any, count: Array) -> Any:
