@@ -143,7 +143,7 @@ def test_a_cohort_too_large_for_its_list_is_impossible() -> None:
     mask = rng.random((30, 40)) < rng.random((30, 1))
     ids = np.nonzero(mask)[1].astype(np.int32)
     offsets = np.concatenate([[0], np.cumsum(mask.sum(axis=1))])
-    visited, _ = compiled.visits(layout, layout.slot_of, Cohorts(ids, offsets))
+    visited, _ = compiled.visits(layout, layout.slot_of, Cohorts(ids, offsets), None, 1024)
     for t in range(30):
         seen = []
         for b in range(len(layout.sizes)):

@@ -105,6 +105,9 @@ class Clients:
 
     def with_targets(self, y: np.ndarray) -> Clients:
         """The same with other targets (n,)."""
+        if y.dtype == float and y.ctypes.data % ALIGNED:
+            y, unaligned = aligned(y.shape), y
+            y[:] = unaligned
         return self._but(y=y)
 
     def _but(self, **changes: Any) -> Clients:

@@ -155,7 +155,9 @@ def place(
         X = put_windows(_cut(X, starts, window), mesh)
 
     def slots(per_client: np.ndarray, shift: np.ndarray | int = 0) -> Array:
-        return put(np.where(taken, layout.in_slots(per_client) - shift, 0), mesh, SPLIT)
+        found = layout.in_slots(per_client) - shift
+        found[~taken] = 0
+        return put(found, mesh, SPLIT)
 
     return Stack(
         loss=loss,
@@ -163,8 +165,11 @@ def place(
         X=X,
         y=put_windows(_cut(clients.y, starts, window), mesh),
         weight=put_windows(weights, mesh),
-        start=slots(clients.start, starts[shard_of_slot]),
-        n_rows=slots(clients.n_rows),
+        own=slots(
+            np.column_stack([clients.start, clients.n_rows]),
+            np.column_stack([starts[shard_of_slot], np.zeros(len(taken), int)]),
+        ),
+        row_weight=slots(row_weight),
         entry=put(entry, mesh, SPLIT),
         n_entries=slots(entries_of(clients)),
         smoothness=slots(np.zeros(len(clients.n_rows))),

@@ -28,11 +28,6 @@ class Part(NamedTuple):
     layout: Layout  # of these
     oracles: Stack
     ids: np.ndarray | None  # (n,) who they are, ascending; None for everybody
-    owner: jax.Array  # (slots,) the client of each slot
-
-    def positions(self, ids: np.ndarray) -> np.ndarray:
-        """The positions of these clients among those of the part."""
-        return ids if self.ids is None else np.searchsorted(self.ids, ids)
 
     def of(self, per_client: np.ndarray) -> np.ndarray:
         """(n, ...) those of the part from (N, ...)."""
@@ -63,7 +58,7 @@ def lone_part(
     stack = dataclasses.replace(
         stack, smoothness=smoothness, strong_convexity=convexity, prox_method=method
     )
-    part = Part(layout, stack, None, put(layout.slots, None, SPLIT))
+    part = Part(layout, stack, None)
     return _with_factors(part) if prox else part
 
 
@@ -136,10 +131,9 @@ class Parts:
             yield self.part(ids, prox)
 
     def _placed(self, data: Clients, layout: Layout, ids: np.ndarray | None) -> Part:
-        owner = layout.slots if ids is None else ids[layout.slots]
         weight = self._row_weight if ids is None else self._row_weight[ids]
         stack = place(data, layout, self._loss, self._ridge, weight)
-        return Part(layout, stack, ids, put(owner, layout.mesh, SPLIT))
+        return Part(layout, stack, ids)
 
     def _with_constants(self, part: Part) -> Part:
         layout = part.layout
@@ -178,7 +172,7 @@ def _formed(part: Part, prox: bool, single: bool) -> Part:
     part = _with_factors(part) if prox else part
     if not single:
         return part
-    return part._replace(oracles=narrowed(part.oracles), owner=narrowed(part.owner))
+    return part._replace(oracles=narrowed(part.oracles))
 
 
 def _with_factors(part: Part) -> Part:

@@ -38,9 +38,11 @@ from fedexact.parts import Part
 from fedexact.problem import Problem
 from fedexact.streams import over_own_rows, stack_specs
 
-# What one call of the program takes at most: rounds, visits on one device (but for a single round
-# with more), recordings, and numbers in these.
-ROUNDS, VISITS, RECORDINGS, NUMBERS = 256, 1 << 15, 32, 1 << 20
+# What one call of the program takes at most: rounds, visits (but for a single round with more),
+# recordings, and numbers in these.
+ROUNDS, VISITS, RECORDINGS, NUMBERS = 512, 1 << 15, 32, 1 << 20
+# Every call copies the states: where these have more numbers, it takes OFTEN times as many visits.
+MANY, OFTEN = 1 << 20, 16
 # Up to WIDE slots there is room for the new states of all clients, beyond for those of a round.
 WIDE = 8192
 
@@ -48,8 +50,9 @@ WIDE = 8192
 class Visits(NamedTuple):
     """Who is visited, round after round and there bucket after bucket."""
 
-    slots: Any  # (shards, visits) positions within the shard
-    rows: Any  # (shards, visits) and those of the states
+    ids: Any  # (shards, visits) clients
+    slots: Any  # (shards, visits) their positions within the shard
+    rows: Any  # (shards, visits) and those of their states
     first: Any  # (rounds, shards, buckets + 1) where the visits of each bucket begin
 
 
@@ -69,7 +72,6 @@ class Span(NamedTuple):
     algorithm: Any
     oracles: Stack
     first: Any  # (shards, buckets + 1) as in Layout
-    ids: Any  # (slots,) client of each slot
     server: Any
     clients: Any
     schedule: Schedule
@@ -107,7 +109,8 @@ class Compiled:
         def run(state: State, cohorts: Cohorts, start: int, stops: Sequence[int] = ()) -> Advance:
             part = part_for(algorithm, problem, cohorts.ids, self.single)
             gradients, recordings = 0, []
-            for begin, end, among in pieces(cohorts, start, stops, problem.dim):
+            most = most_visits(state.clients)
+            for begin, end, among in pieces(cohorts, start, stops, problem.dim, most):
                 mine = cohorts.between(begin - start, end - start)
                 state, more, new = self._once(
                     algorithm, problem, part, state, mine, begin, root, among
@@ -133,14 +136,13 @@ class Compiled:
     ) -> Advance:
         """What one call of the program does."""
         slab, layout = state.clients.with_places(problem.layout, cohorts.ids), part.layout
-        mine = cohorts._replace(ids=part.positions(cohorts.ids))
-        visited, width = visits(layout, part.of(slab.place), mine)
+        most = most_visits(state.clients)
+        visited, width = visits(layout, part.of(slab.place), cohorts, part.ids, most)
         schedule = Schedule(
             visited, participants(cohorts), *stretches(cohorts, start, stops, problem.dim)
         )
         span = Span(
-            algorithm, part.oracles, layout.first, part.owner, state.server, slab.states, schedule,
-            root,
+            algorithm, part.oracles, layout.first, state.server, slab.states, schedule, root
         )  # fmt: skip
         with jax.enable_x64(not self.single):
             server, clients, rows, found = jax.block_until_ready(_advance(layout.mesh, width, span))
@@ -157,13 +159,13 @@ class Compiled:
 
 
 def pieces(
-    cohorts: Cohorts, start: int, stops: Sequence[int], dim: int
+    cohorts: Cohorts, start: int, stops: Sequence[int], dim: int, most: int
 ) -> Iterator[tuple[int, int, Sequence[int]]]:
     """The rounds begin, ..., end - 1 of each call of the program, and the stops in them."""
     end, last = start, start + cohorts.rounds
     while end < last or stops:
         begin, visits_before = end, cohorts.offsets[end - start]
-        fit = np.searchsorted(cohorts.offsets, visits_before + VISITS, "right") - 1 + start
+        fit = np.searchsorted(cohorts.offsets, visits_before + most, "right") - 1 + start
         end = min(last, begin + ROUNDS, max(begin + 1, int(fit)))
         among = [stop for stop in stops if stop <= end][: most_recordings(dim)]
         if len(among) == most_recordings(dim):
@@ -177,22 +179,32 @@ def most_recordings(dim: int) -> int:
     return max(1, min(RECORDINGS, NUMBERS // dim))
 
 
-def visits(layout: Layout, place: np.ndarray, cohorts: Cohorts) -> tuple[Visits, int]:
+def most_visits(slab: Slab) -> int:
+    """In one call of the program."""
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(slab.states))
+    return VISITS * OFTEN if numbers > MANY else VISITS
+
+
+def visits(
+    layout: Layout, place: np.ndarray, cohorts: Cohorts, clients: np.ndarray | None, most: int
+) -> tuple[Visits, int]:
     """Sorts the participants of every round by shard and bucket; their states stand at `place`.
-    Also how many places a round's new states take on a device, or more."""
+    The layout is that of `clients`, or of all. Also how many places a round's new states take on a
+    device, or more."""
     T, shards, buckets = cohorts.rounds, layout.shards, len(layout.sizes)
-    shard = layout.shard_of[cohorts.ids]
+    position = cohorts.ids if clients is None else np.searchsorted(clients, cohorts.ids)
+    shard = layout.shard_of[position]
     line = shard * T + np.repeat(np.arange(T), cohorts.counts)
-    cell = line * buckets + layout.bucket_of[cohorts.ids]
+    cell = line * buckets + layout.bucket_of[position]
     count = np.bincount(cell, minlength=shards * T * buckets).reshape(shards, -1)
     ends = np.cumsum(count, axis=1)
     first = np.zeros((ROUNDS, shards, buckets + 1), np.int32)
     first[:T, :, 1:] = ends.reshape(shards, T, buckets).swapaxes(0, 1)
     first[1:T, :, 0] = first[: T - 1, :, -1] if T else 0
-    length = at_least(int(count.sum(axis=1).max()), VISITS)
+    length = at_least(int(count.sum(axis=1).max()), most)
     order = np.argsort(cell, kind="stable")
-    ids, total = cohorts.ids[order], ends[:, -1:] if T else np.zeros((shards, 1), int)
-    at = shard[order], np.arange(len(ids)) - (np.cumsum(total) - total[:, 0])[shard[order]]
+    position, total = position[order], ends[:, -1:] if T else np.zeros((shards, 1), int)
+    at = shard[order], np.arange(len(order)) - (np.cumsum(total) - total[:, 0])[shard[order]]
 
     def table(of: np.ndarray) -> np.ndarray:
         filled = np.zeros((shards, length), np.int32)
@@ -202,7 +214,8 @@ def visits(layout: Layout, place: np.ndarray, cohorts: Cohorts) -> tuple[Visits,
     width = layout.width
     if width > WIDE:
         width = min(width, at_least(int(np.max(first[..., -1] - first[..., 0])), WIDE // 8))
-    return Visits(table(layout.slot_of[ids] % layout.width), table(place[ids]), first), width
+    slots, rows = layout.slot_of[position] % layout.width, place[position]
+    return Visits(table(cohorts.ids[order]), table(slots), table(rows), first), width
 
 
 def participants(cohorts: Cohorts) -> np.ndarray:
@@ -228,12 +241,11 @@ def stretches(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance(mesh: Mesh | None, width: int, span: Span) -> tuple[Any, Any, Array, Any]:
-    visits = Visits(SPLIT, SPLIT, PartitionSpec(None, AXIS))
+    visits = Visits(SPLIT, SPLIT, SPLIT, PartitionSpec(None, AXIS))
     specs = Span(
         algorithm=WHOLE,
         oracles=stack_specs(span.oracles),
         first=SPLIT,
-        ids=SPLIT,
         server=WHOLE,
         clients=SPLIT,
         schedule=Schedule(visits, *(WHOLE,) * 4),
@@ -246,9 +258,9 @@ def _advance(mesh: Mesh | None, width: int, span: Span) -> tuple[Any, Any, Array
 def _rounds(mesh: Mesh | None, width: int, span: Span) -> tuple[Any, Any, Array, Any]:
     """The rounds of the span on this device's slice of the clients: the states, the row gradients
     of each, and what was recorded: models, and sums of values and gradients."""
-    algorithm, oracles, _, ids, server, clients, schedule, root = span
-    (slots, rows, starts), counts, edges, recorded, count = schedule
-    slots, rows, begin = slots[0], rows[0], edges[0]
+    algorithm, oracles, _, server, clients, schedule, root = span
+    (ids, slots, rows, starts), counts, edges, recorded, count = schedule
+    ids, slots, rows, begin = ids[0], slots[0], rows[0], edges[0]
 
     def one_round(r: Array, carry: _Carry) -> _Carry:
         server, clients, after, gradients = carry
@@ -263,7 +275,7 @@ def _rounds(mesh: Mesh | None, width: int, span: Span) -> tuple[Any, Any, Array,
             def see(j: Array, carry: Any, b: int = b) -> Any:
                 after, sums = carry
                 oracle = oracles.client(slots[j], b)
-                key = jax.random.fold_in(of_round, ids[slots[j]])
+                key = jax.random.fold_in(of_round, ids[j])
                 client, *adds = visit(algorithm, _at(clients, rows[j]), pulled, oracle, key)
                 sums = jax.tree.map(jnp.add, sums, tuple(adds))
                 return _put(after, j - first[0], client), sums

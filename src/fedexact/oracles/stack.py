@@ -41,8 +41,8 @@ class Stack:
     X: Array | Sparse  # (rows, p); of a sparse one the values, columns and rows (entries,)
     y: Array  # (rows,)
     weight: Array  # (rows,) N w_k / n_k for means, N w_k for sums; 0 for rows of other devices
-    start: Array  # (slots,) first row in the device's window
-    n_rows: Array  # (slots,)
+    own: Array  # (slots, 2) first row in the device's window, and number of rows
+    row_weight: Array  # (slots,) the weight of each of them
     entry: Array  # (slots,) first entry of a sparse X in the device's window
     n_entries: Array  # (slots,)
     smoothness: Array  # (slots,) L_k of f_k, ridge included
@@ -58,9 +58,11 @@ class Stack:
         """The oracle in a slot, of a client of that bucket; the slot may be traced."""
         size = largest(self.sizes) if bucket is None else self.sizes[bucket]
         shard = slot // self.width
-        start, n = self.start[slot] + shard * self.window, self.n_rows[slot]
+        first, n = self.own[slot]
+        start = first + shard * self.window
         begin = jnp.minimum(start, self.y.shape[0] - size.rows)
-        rows, weight = self._rows(slot, size, begin), _slice(self.weight, begin, size.rows)
+        rows = self._rows(slot, size, begin)
+        weight = jnp.broadcast_to(self.row_weight[slot], (size.rows,))
         if not size.even:
             i = jnp.arange(size.rows) - (start - begin)
             own = (i >= 0) & (i < n)
@@ -108,7 +110,7 @@ class Stack:
         )
         i = jnp.arange(size.entries) - (start - first)
         own = (i >= 0) & (i < self.n_entries[slot])
-        before = (self.start[slot] + slot // self.width * self.window - begin).astype(row.dtype)
+        before = (self.own[slot, 0] + slot // self.width * self.window - begin).astype(row.dtype)
         shape = (size.rows, self.X.shape[1])
         return Rows(Sparse(jnp.where(own, values, 0.0), columns, row + before, shape), y)
 
