@@ -17,7 +17,7 @@ from benchmarks.worker import Ran, Run, serve
 
 
 def make(data: Data, options: dict[str, Any]) -> Run:
-    """Options: shards (None lets fedexact choose)."""
+    """Options: shards (None lets fedexact choose), precision."""
     info = data.info
     problem = fx.Problem(
         data.clients(), loss=_loss(data), l2=info["l2"], weights="clients",
@@ -30,8 +30,9 @@ def make(data: Data, options: dict[str, Any]) -> Run:
 
     def run(rounds: int) -> Ran:
         result, seconds = solved(
-            problem, algorithm, who, rounds=rounds, record_every=RECORD_EVERY, x0=data.x0
-        )
+            problem, algorithm, who, rounds=rounds, record_every=RECORD_EVERY, x0=data.x0,
+            precision=options.get("precision", "double"),
+        )  # fmt: skip
         return Ran(result.x, result.history["objective"].to_numpy(), seconds)
 
     return run

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import fedexact as fx
 from fedexact.engines import compiled
 from fedexact.losses import Huber, Logistic, Loss, Multinomial, Poisson, Squared
+
+
+def fast_only(names: Iterable[str], fast: Iterable[str]) -> list[Any]:
+    """These names, for `pytest.mark.parametrize`; those that are not `fast` marked as slow."""
+    few = set(fast)
+    return [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def programs() -> int:

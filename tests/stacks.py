@@ -30,7 +30,7 @@ def even_stack(
         X=X.reshape(N * m, -1),
         y=y.reshape(-1),
         weight=jnp.asarray(weight).reshape(-1),
-        own=jnp.column_stack([jnp.arange(N) * m, jnp.asarray(n_rows)]),
+        own=jnp.column_stack([jnp.arange(N) * m, jnp.asarray(n_rows, int)]),
         row_weight=jnp.asarray(weight)[:, 0],
         entry=jnp.zeros(N, int),
         n_entries=jnp.zeros(N, int),

@@ -172,6 +172,7 @@ def test_idle_extrapolation_comes_to_an_end() -> None:
     assert trusted[-1] >= allowed - 1
 
 
+@pytest.mark.slow
 def test_rounds_with_somebody_missing_are_plain_ones() -> None:
     """Full rounds first, so that a combination is pending when clients stay away."""
     problem = logistic(5)

@@ -268,6 +268,7 @@ def test_dual_gap_is_sound_and_closes(loss: str, g: Regularizer) -> None:
         assert gap < 1e-11 or np.linalg.norm(x - solution) > 1e-9
 
 
+@pytest.mark.slow
 def test_small_objective_gap_is_no_claim_about_the_coefficients() -> None:
     rng = np.random.default_rng(7)
     X = rng.normal(size=(20, 40))
@@ -605,6 +606,7 @@ def test_sparse_rows_give_the_bounds_of_dense_ones(loss: str, g: Regularizer | N
             assert_allclose(*bounds, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_beyond_2000_coefficients_a_ridge_on_all_of_them_is_needed() -> None:
     rng = np.random.default_rng(42)
     X = scipy.sparse.random(40, 2001, density=0.02, format="csr", rng=rng)

@@ -15,6 +15,7 @@ import fedexact as fx
 from federation import EVERYTHING, NONE, Carrier, Faults, Federation, Watched
 from fedexact.deploy import store
 from fedexact.deploy.store import Counted, Store, Version
+from problems import fast_only
 
 ALGORITHMS = {
     "FOCUS": {"name": "FOCUS"},
@@ -89,7 +90,7 @@ def with_kills(faults: Faults, seed: int) -> Faults:
     )
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", fast_only(ALGORITHMS, ("FOCUS", "FedSplit")))
 def test_the_ledger_keeps_every_algorithm_exact(
     name: str, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +132,7 @@ class Forgetful(Store):
         return Version(epoch, round, found[1]) if found else Version(epoch, store.NEVER, initial())
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", fast_only(ALGORITHMS, ("FOCUS",)))
 def test_without_the_ledger_the_same_faults_break_it(
     name: str, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ def test_without_the_ledger_the_same_faults_break_it(
 # --- secure sums ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_secure_sums_give_what_plain_ones_give(tmp_path: Path) -> None:
     found = []
     for secure in (False, True):

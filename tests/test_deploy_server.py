@@ -34,7 +34,7 @@ from fedexact.deploy.site import Site, SiteConfig
 from fedexact.errors import InputError
 from fedexact.losses import Multinomial
 from fedexact.solve import setting_of
-from problems import random_targets
+from problems import fast_only, random_targets
 
 FOCUS = {"name": "FOCUS"}
 ENOUGH = 70  # rounds of FOCUS on the small problem
@@ -1263,8 +1263,8 @@ def with_objects(
     ("kind", "algorithm", "rounds"),
     [
         ("Squares", {"name": "FOCUS"}, 300),
-        ("Squares", {"name": "FedDR"}, 300),
-        ("WithAll", {"name": "FedDR"}, 300),
+        pytest.param("Squares", {"name": "FedDR"}, 300, marks=pytest.mark.slow),
+        pytest.param("WithAll", {"name": "FedDR"}, 300, marks=pytest.mark.slow),
         ("WithAll", {"name": "PushNewton"}, 12),
     ],
 )
@@ -1281,6 +1281,7 @@ def test_objects_reach_the_pooled_answer(
     assert result.history["objective"].to_pylist()[-1] == pytest.approx(value, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_objects_serve_mini_batches(objects: Callable[..., Federation]) -> None:
     federation = objects(["WithAll"] * 3, consistent=True)
     algorithm = {"name": "SCAFFOLD", "batch_size": 10, "local_steps": 2, "lr": 0.3}
@@ -1376,7 +1377,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", PROBLEMS)
+@pytest.mark.parametrize("case", fast_only(PROBLEMS, ("poisson", "clients")))
 def test_every_loss_is_that_of_the_loop_engine(case: str, tmp_path: Path) -> None:
     settings = PROBLEMS[case]
     federation = Federation.of(rows(settings["loss"]), settings["loss"], tmp_path)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import fedexact as fx
+from problems import fast_only
 
 ROOT = Path(__file__).parents[1]
 MAKE = runpy.run_path(str(ROOT / "docs/make.py"))
@@ -41,7 +42,10 @@ PAGES = sorted(
 )
 
 
-@pytest.mark.parametrize("page", PAGES)
+LONG = ("theory.md", "certificate.md", "problem.md", "scale.md", "algorithms/Anderson.md")
+
+
+@pytest.mark.parametrize("page", fast_only(PAGES, set(PAGES) - set(LONG)))
 def test_code_on_the_other_pages_runs(page: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(python_blocks(DOCS / page), page, "exec"), {"__name__": page})

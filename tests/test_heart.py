@@ -89,6 +89,7 @@ def test_equal_client_weights_are_another_problem(heart: config.Prepared) -> Non
     assert moved.max() == pytest.approx(1.3, abs=0.05)
 
 
+@pytest.mark.slow
 def test_lasso_with_feddr_is_that_of_scikit_learn() -> None:
     prepared = config.prepare(config.load(EXAMPLES / "heart_lasso.toml"))
     X, y = stacked(prepared)

@@ -335,7 +335,9 @@ def test_looking_ahead_changes_nothing(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fx.DivergenceWarning)
         one, many = looks(monkeypatch, 0.0, **run), looks(monkeypatch, 1e9, **run)
-        watched = looks(monkeypatch, 1e9, **run, callback=lambda _: None)
+        told: list[fx.Progress] = []
+        watched = looks(monkeypatch, 1e9, **run, callback=told.append)
+    assert [p.round for p in told] == one.history["round"].to_pylist()
     for other in (many, watched):
         assert (other.status, other.message, other.rounds) == (one.status, one.message, one.rounds)
         assert repr(other.history.to_pylist()) == repr(one.history.to_pylist())  # NaN and all
@@ -345,6 +347,28 @@ def test_looking_ahead_changes_nothing(
     assert one.status == {"tol": "tolerance", "algorithm": "diverged"}.get(
         next(iter(extra), ""), "finished"
     )
+
+
+def test_a_callback_stops_the_run_where_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the middle of recordings that were made together."""
+    run = {"algorithm": fx.FOCUS(), "record_every": 2}
+    results = []
+
+    def stop(progress: fx.Progress) -> None:
+        if progress.round in (10, 46):
+            results.append(progress.result())
+        if progress.round == 46:
+            raise KeyboardInterrupt
+
+    with pytest.raises(fx.Interrupted) as stopped:
+        looks(monkeypatch, 1e9, rounds=100, callback=stop, **run)
+    for result in (*results, stopped.value.result):
+        whole = looks(monkeypatch, 0.0, rounds=result.rounds, **run)
+        np.testing.assert_array_equal(result.x, whole.x)
+        assert result.history.equals(whole.history)
+    assert stopped.value.result.rounds == 46
+    again = looks(monkeypatch, 0.0, rounds=100, resume=results[0], **run)
+    np.testing.assert_array_equal(again.x, looks(monkeypatch, 0.0, rounds=100, **run).x)
 
 
 def test_the_state_kept_of_a_diverged_run_is_that_of_its_least_gradient_mapping(

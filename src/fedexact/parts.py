@@ -87,10 +87,10 @@ class Parts:
         self._alone: dict[tuple[int, bool], Part] = {}
         self.L_k, self.l_k = np.zeros((2, N))
         self._everybody = self._placed(data, layout, None) if in_memory else None
-        self._forms: dict[tuple[bool, bool], Part] = {}  # of everybody
         self.L_k, self.l_k = self._curvatures()
         if self._everybody is not None:
             self._everybody = self._with_constants(self._everybody)
+        self._forms: dict[tuple[bool, bool], Part] = {}  # of everybody
 
     def part(self, ids: np.ndarray | None = None, prox: bool = False, single: bool = False) -> Part:
         """The clients `ids`, or more; everybody if left out. Ready for proxes where `prox`; in
@@ -98,6 +98,8 @@ class Parts:
 
         Raises InputError for everybody where the rows stay on the disk.
         """
+        if self._everybody is not None and not (prox or single):
+            return self._everybody
         if self._everybody is not None:
             if (prox, single) not in self._forms:
                 self._forms[prox, single] = _formed(self._everybody, prox, single)

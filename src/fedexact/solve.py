@@ -97,7 +97,7 @@ def solve(
         reference_se: (d,) its standard errors, for the history's `distance_se`.
         resume: a Result of the same run stopped earlier; the outcome is that of the uninterrupted
             run bit for bit.
-        callback: called at each recording.
+        callback: called at each recording; where rounds are fast, some late, `AHEAD` at most.
         diagnostics: also record `local_distance` and `local_change`, the two quantities that
             control FedDR (the clients' models against the server's, and against their last).
         precision: of the rounds and recordings, "double" or "single" (float32, of the compiled
@@ -196,6 +196,7 @@ class _Run:
     diagnostics: bool
     done: _Done
     pace: float = 0.0  # rounds a second of late
+    told: list[int] = dataclasses.field(default_factory=list)  # recordings beyond those of `done`
 
     @staticmethod
     def prepare(
@@ -274,31 +275,35 @@ class _Run:
 
     def go(self, callback: Callable[[Progress], None] | None) -> Result:
         """All rounds to the end, the tolerance, or divergence."""
+        tell = callback or (lambda _: None)
+        tell(self.progress(self.done.history[-1]))
         while True:
-            if callback:
-                callback(self.progress())
             stop = self.stop_reason(self.done.history)
             if stop:
-                return self.result(*stop)
-            self.done = self.advanced(watched=callback is not None)
+                return self.result(self.done, *stop)
+            done, stops = self.advanced()
+            for i, row in enumerate(done.history[-len(stops) : -1], 1):
+                self.told = stops[:i]
+                tell(self.progress(row))
+            self.done, self.told = done, []
+            tell(self.progress(done.history[-1]))
 
-    def advanced(self, watched: bool) -> _Done:
-        """Some rounds on, to a recording: the next one if `watched`, else the last one that about
-        `AHEAD` seconds bring, or the first among those that ends the run."""
-        begin, since = self.done.round, time.perf_counter()
-        # the clock must not decide where several processes have to do the same
-        alone = self.problem.in_memory and jax.process_count() == 1
-        stops = self.stops(watched or self.diagnostics or not alone)
+    def advanced(self) -> tuple[_Done, list[int]]:
+        """Some rounds on, to the last recording that about `AHEAD` seconds bring, or to the first
+        one that ends the run; and which recordings are new."""
+        begin, since, stops = self.done.round, time.perf_counter(), self.stops()
         done = self.further(self.done, stops)
         self.pace = (done.round - begin) / (time.perf_counter() - since)
         for i in range(1, len(stops)):
             if self.stop_reason(done.history[: i - len(stops)]):
-                return self.further(self.done, stops[:i])
-        return done
+                return self.further(self.done, stops[:i]), stops[:i]
+        return done, stops
 
-    def stops(self, one: bool) -> list[int]:
-        """The next recordings, or the next one."""
+    def stops(self) -> list[int]:
+        """The next recordings."""
         every, round = self.record_every, self.done.round
+        # the clock must not decide where several processes have to do the same
+        one = self.diagnostics or not self.problem.in_memory or jax.process_count() > 1
         ahead = every if one else max(every, int(self.pace * AHEAD))
         last = min(self.rounds, round + ahead)
         stops = [*range((round // every + 1) * every, last + 1, every)]
@@ -424,36 +429,36 @@ class _Run:
     def model(self, state: State) -> np.ndarray:
         return np.asarray(self.algorithm.model(state.server), float)
 
-    def progress(self) -> Progress:
-        row = self.done.history[-1]
+    def progress(self, row: dict[str, Any]) -> Progress:
         return Progress(
-            self.done.round, self.rounds, row["objective"], row["gradient_mapping"],
-            row["distance"], self.interrupted,
+            row["round"], self.rounds, row["objective"], row["gradient_mapping"], row["distance"],
+            self.interrupted,
         )  # fmt: skip
 
     @in_float64
     def interrupted(self) -> Result:
-        """The run so far."""
-        message = f"interrupted after {self.done.round} rounds; resume= goes on"
-        return self.result("interrupted", message)
+        """The run as far as the callback has been told."""
+        done = self.further(self.done, self.told) if self.told else self.done
+        message = f"interrupted after {done.round} rounds; resume= goes on"
+        return self.result(done, "interrupted", message)
 
-    def good_state(self) -> State:
-        """The state of the recording of least gradient mapping."""
-        _, round, since, start = self.done.good
+    def state_of(self, good: _Good) -> State:
+        """The state of a recording."""
+        _, round, since, start = good
         cohorts = self.participation.cohorts(self.problem.n_clients, start, round, self.seed)
         return self.engine.advance(
             self.algorithm, self.problem, since, cohorts, start, self.root
         ).state
 
-    def result(self, status: str, message: str) -> Result:
-        """The Result of the current state; of the last good one after divergence."""
-        state, round = self.done.state, self.done.round
+    def result(self, done: _Done, status: str, message: str) -> Result:
+        """The Result of the last state; of the best one after divergence."""
+        state, round = done.state, done.round
         if status == "diverged":
-            state, round = self.good_state(), self.done.good.round
+            state, round = self.state_of(done.good), done.good.round
             warnings.warn(f"{self.algorithm.name} {message}", DivergenceWarning, stacklevel=4)
         x = self.model(state)
         clients = self.engine.clients(self.problem, state)
-        names = zip(self.problem.names, self.done.seen, strict=True)
+        names = zip(self.problem.names, done.seen, strict=True)
         never = [name for name, seen in names if not seen]
         return Result(
             x=x,
@@ -464,7 +469,7 @@ class _Run:
             rounds=round,
             status=status,
             message=message,
-            history=pa.Table.from_pylist(list(self.done.history), schema=HISTORY),
+            history=pa.Table.from_pylist(list(done.history), schema=HISTORY),
             certificate=None if status == "interrupted" else certify(self.problem, x, absent=never),
             never_present=never,
             server=by_field(state.server),
