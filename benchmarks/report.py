@@ -23,7 +23,7 @@ whose speed drifts treats all alike: ratios matter, absolute times do not.
 
 The other programs are installed by pip with pinned versions, each into its own environment, and
 written the way their own examples are: benchmarks/peers/. fedexact is measured through `fx.solve`
-in float64.
+in float64, and in float32 where it says so.
 """
 
 
