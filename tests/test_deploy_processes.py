@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pyarrow import csv
 import fedexact as fx
 from fedexact import config
 from fedexact.data import BUNDLED, tables
+from fedexact.deploy import supervise
 from fedexact.deploy.app import FINISHED, PROGRESS, write_app
 from fedexact.deploy.coordinator import ROUNDS
 from fedexact.deploy.local import LocalFederation, ProcessError
@@ -200,6 +202,16 @@ def test_a_signal_ends_the_whole_federation(tmp_path: Path, number: int) -> None
     if number == signal.SIGKILL:  # nobody waits for the others to end
         wait_for(lambda: of(folder) == [], 60.0)
     assert of(folder) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is bound to its parent")
+def test_a_process_whose_parent_ended_before_it_was_bound_ends() -> None:
+    """It would never be told: the parent was killed between starting and binding it."""
+    command = supervise._bound(["sleep", "60"])
+    here = command.index(str(os.getpid()))
+    assert subprocess.run(supervise._bound(["true"]), timeout=30, check=False).returncode == 0
+    command[here] = str(os.getpid() + 1)
+    assert subprocess.run(command, timeout=30, check=False).returncode == 1
 
 
 HOSPITALS = """\

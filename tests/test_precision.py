@@ -50,6 +50,7 @@ def test_exact_algorithms_end_at_single_precision_and_double_goes_on(name: str) 
     single = fx.solve(problem, algorithm(), who, rounds=2000, precision="single")
     far = np.linalg.norm(single.x - star) / np.linalg.norm(star)
     assert far < 1e-5
+    assert single.message.endswith("x0=result.x goes on in double precision")
     assert single.certificate is not None
     assert single.certificate.distance_bound is not None
     assert single.certificate.distance_bound >= far * np.linalg.norm(star)
@@ -104,6 +105,9 @@ def test_compiles_once_and_not_again() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     problem = least_squares(7)
+    large = fx.Problem([(np.array([[1.0], [1e30]]), np.array([0.0, 1e30]))])
+    with pytest.raises(fx.InputError, match=r"overflows there; .* precision='double'"):
+        fx.solve(large, fx.FOCUS(), precision="single")
     with pytest.raises(fx.InputError, match="double precision only"):
         fx.solve(problem, fx.FOCUS(), engine="loop", precision="single")
     with pytest.raises(fx.InputError, match="precision"):

@@ -252,7 +252,10 @@ class _Run:
         nobody, none = np.zeros(self.problem.n_clients, bool), _Good(np.inf, 0, state, 0)
         done = self.further(_Done(state, 0, 0, 0, nobody, (), none), [0])
         if not np.isfinite(done.history[0]["gradient_mapping"]):
-            raise InputError("x0: the loss or its gradient overflows there; start nearer to 0")
+            instead = "" if self.double else ", or compute with precision='double'"
+            raise InputError(
+                f"x0: the loss or its gradient overflows there; start nearer to 0{instead}"
+            )
         return done
 
     def resumed(self, resume: Result) -> _Done:
@@ -332,7 +335,7 @@ class _Run:
                     good = _Good(row["gradient_mapping"], stop, *kept)
             uploads, gradients = uploads + len(cohorts.ids), gradients + more
             seen[cohorts.ids] = True
-            if here:
+            if here and end > begin:
                 rows[-1] |= self.diagnosis(since, state)
         return _Done(state, stops[-1], uploads, gradients, seen, (*history, *rows), good)
 
@@ -395,7 +398,8 @@ class _Run:
         if self.target.tol is not None and mapping <= self.target.tol:
             return "tolerance", f"gradient mapping {mapping:.3g} <= tol after {round} rounds"
         if round >= self.rounds:
-            return "finished", f"{round} rounds done, gradient mapping {mapping:.3g}"
+            on = "" if self.double else "; x0=result.x goes on in double precision"
+            return "finished", f"{round} rounds done, gradient mapping {mapping:.3g}{on}"
         return None
 
     def diverged(self, history: Sequence[dict[str, Any]]) -> bool:
@@ -405,6 +409,11 @@ class _Run:
         if not np.isfinite(mapping[-1]):
             return True
         return mapping[-1] > mapping[0] and mapping[-1] > GROWTH * self.scale
+
+    @property
+    def double(self) -> bool:
+        """Whether rounds are computed in double precision."""
+        return self.identity["precision"] == "double"
 
     @cached_property
     def root(self) -> jax.Array:
@@ -563,7 +572,8 @@ def _bytes(tree: Any, single: bool) -> int:
 def _check_same_run(run: _Run, resume: Result) -> None:
     """InputError where `resume` is of another run, naming what differs."""
     mine = {"algorithm": run.algorithm.name, **hyperparameters(run.algorithm), **run.identity}
-    theirs = {"algorithm": resume.algorithm, **resume.hyperparameters, **resume.run}
+    theirs = {"algorithm": resume.algorithm, **resume.hyperparameters}
+    theirs |= {"precision": "double", **resume.run}  # which older files do not tell
     for key, value in mine.items():
         if value != theirs.get(key):
             raise InputError(

@@ -27,11 +27,11 @@ GRACE = 10.0  # seconds between asking a process to end and ending it
 KEPT = 30  # last lines of its output
 TICK = 0.1  # seconds
 
-# Linux: whoever loses the parent, be it by SIGKILL, is asked to end.
+# Linux: whoever loses the parent, be it by SIGKILL, is asked to end; who has lost it before, ends.
 _PR_SET_PDEATHSIG = 1
 _BOUND = (
     f"import ctypes, os, sys; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, 15);"
-    "os.execvp(sys.argv[1], sys.argv[1:])"
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
 )
 
 
@@ -227,7 +227,7 @@ def _bound(command: Sequence[str]) -> list[str]:
     """The command, ended with the thread that starts it."""
     if sys.platform != "linux":
         return list(command)
-    return [sys.executable, "-I", "-S", "-c", _BOUND, *command]
+    return [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *command]
 
 
 # --- the process table ----------------------------------------------------------------------------

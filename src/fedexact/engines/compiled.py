@@ -143,7 +143,7 @@ class Compiled:
         )
         span = Span(
             algorithm, part.oracles, layout.first, state.server, slab.states, schedule, root
-        )  # fmt: skip
+        )
         with jax.enable_x64(not self.single):
             server, clients, rows, found = jax.block_until_ready(_advance(layout.mesh, width, span))
         gradients = np.append(0, np.cumsum(np.asarray(rows, np.int64)))
@@ -264,11 +264,8 @@ def _rounds(mesh: Mesh | None, width: int, span: Span) -> tuple[Any, Any, Array,
 
     def one_round(r: Array, carry: _Carry) -> _Carry:
         server, clients, after, gradients = carry
-        pulled, of_round, first = (
-            algorithm.pull(server, r),
-            round_key(root, r),
-            starts[r - begin, 0],
-        )
+        pulled, of_round = algorithm.pull(server, r), round_key(root, r)
+        first = starts[r - begin, 0]
         sums = _no_upload(algorithm, oracles, clients, pulled, root), jnp.zeros((), int)
         for b in range(len(oracles.sizes)):
 
