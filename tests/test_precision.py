@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 import fedexact as fx
-from problems import ALGORITHMS, fast_only, least_squares, logistic, programs
+from problems import (
+    ALGORITHMS,
+    fast_only,
+    least_squares,
+    logistic,
+    programs,
+    random_targets,
+)
 
 ROUNDS = 24
 SINGLE = 2e-6  # relative, of a few rounds
@@ -55,6 +62,27 @@ def test_exact_algorithms_end_at_single_precision_and_double_goes_on(name: str) 
     double = fx.solve(problem, algorithm(), who, rounds=2000, tol=1e-12, x0=single.x)
     assert double.status == "tolerance"
     np.testing.assert_allclose(double.x, star, atol=1e-10)
+
+
+LOSSES: dict[str, Callable[[], fx.Algorithm]] = {
+    "huber": fx.SCAFFOLD,
+    "poisson": fx.FOCUS,
+    "multinomial": fx.FOCUS,
+    "logistic": fx.FedDR,
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_and_a_regulariser(loss: str) -> None:
+    rng = np.random.default_rng(8)
+    clients = []
+    for n in (4, 60, 23):
+        X = 0.4 * rng.normal(size=(n, 3))
+        clients.append((X, random_targets(loss, X @ np.ones(3), rng)))
+    g = fx.L1(0.01) if loss == "logistic" else None
+    problem = fx.Problem(clients, loss=loss, regularizer=g, l2=0.05, fit_intercept=True)
+    found = fx.solve(problem, LOSSES[loss](), fx.Bernoulli(0.7), rounds=2000, precision="single")
+    np.testing.assert_allclose(found.x, fx.reference(problem), atol=2e-5)
 
 
 def test_messages_are_half_as_long() -> None:

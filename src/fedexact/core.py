@@ -87,11 +87,13 @@ def float64() -> Iterator[None]:
 
 def narrowed(tree: Any) -> Any:
     """The same arrays, those of 8-byte numbers in 4 bytes; equal ones, broadcast from one, stay
-    so."""
+    so. Python's numbers, which have no width, stay what they are."""
     return jax.tree.map(_narrow, tree)
 
 
 def _narrow(a: Any) -> Any:
+    if isinstance(a, int | float):
+        return a
     narrow = {"f": np.float32, "i": np.int32}.get(a.dtype.kind)
     if narrow is None or a.dtype.itemsize < 8:
         return a
