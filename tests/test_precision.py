@@ -55,7 +55,7 @@ def test_exact_algorithms_end_at_single_precision_and_double_goes_on(name: str) 
     single = fx.solve(problem, algorithm(), who, rounds=2000, precision="single")
     far = np.linalg.norm(single.x - star) / np.linalg.norm(star)
     assert far < 1e-5
-    assert single.message.endswith("x0=result.x goes on in double precision")
+    assert single.message.endswith("double precision goes on from here")
     assert single.certificate is not None
     assert single.certificate.distance_bound is not None
     assert single.certificate.distance_bound >= far * np.linalg.norm(star)

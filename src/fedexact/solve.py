@@ -398,7 +398,7 @@ class _Run:
         if self.target.tol is not None and mapping <= self.target.tol:
             return "tolerance", f"gradient mapping {mapping:.3g} <= tol after {round} rounds"
         if round >= self.rounds:
-            on = "" if self.double else "; x0=result.x goes on in double precision"
+            on = "" if self.double else "; double precision goes on from here"
             return "finished", f"{round} rounds done, gradient mapping {mapping:.3g}{on}"
         return None
 
