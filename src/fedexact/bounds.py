@@ -84,7 +84,7 @@ SETTLED_WITHOUT_BOUND = (
 )
 
 
-# --- one pass over the rows --------------------------------------------------------------------
+# --- one pass over the rows -----------------------------------------------------------------------
 
 
 class Pass(NamedTuple):

@@ -98,12 +98,8 @@ class Parts:
 
         Raises InputError for everybody where the rows stay on the disk.
         """
-        if self._everybody is not None and not (prox or single):
-            return self._everybody
         if self._everybody is not None:
-            if (prox, single) not in self._forms:
-                self._forms[prox, single] = _formed(self._everybody, prox, single)
-            return self._forms[prox, single]
+            return self._of_everybody(self._everybody, prox, single)
         if ids is None:
             raise InputError(
                 f"the {len(self._data.y)} rows stay on the disk and this needs all of them in "
@@ -112,7 +108,26 @@ class Parts:
         ids = np.unique(ids)
         data = self._data.take(ids, at_least(int(self._data.n_rows[ids].sum()), ROWS))
         part = self._with_constants(self._placed(data, self.layout.only(ids), ids))
-        return _formed(part, prox, single)
+        part = _with_factors(part) if prox else part
+        return _narrow(part) if single else part
+
+    def _of_everybody(self, everybody: Part, prox: bool, single: bool) -> Part:
+        """The rows in single precision, and the factors for proxes, are made once each."""
+        if not (prox or single):
+            return everybody
+        if (prox, single) not in self._forms:
+            self._forms[prox, single] = self._form(everybody, prox, single)
+        return self._forms[prox, single]
+
+    @in_float64
+    def _form(self, everybody: Part, prox: bool, single: bool) -> Part:
+        if not single:
+            return _with_factors(everybody)
+        if not prox:
+            return _narrow(everybody)
+        part, ready = self.part(single=True), self.part(prox=True)
+        factor = narrowed(ready.oracles.factor)
+        return part._replace(oracles=dataclasses.replace(part.oracles, factor=factor))
 
     def alone(self, k: int, prox: bool = False) -> Part:
         """Client k by itself."""
@@ -168,12 +183,8 @@ def mapped(part: Part, fn: Callable[..., Any], args: Any = (), shared: Any = ())
     return map_clients(fn, layout.mesh, part.oracles, layout.first, slots, shared)
 
 
-@in_float64
-def _formed(part: Part, prox: bool, single: bool) -> Part:
-    """The same, ready for proxes where `prox`, in 4-byte numbers where `single`."""
-    part = _with_factors(part) if prox else part
-    if not single:
-        return part
+def _narrow(part: Part) -> Part:
+    """The same in 4-byte numbers."""
     return part._replace(oracles=narrowed(part.oracles))
 
 

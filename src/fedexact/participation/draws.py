@@ -75,8 +75,8 @@ def _skipping(p: np.ndarray, width: int, n: int, start: int, stop: int, seed: in
 
 def as_mask(cohorts: Cohorts, n: int) -> np.ndarray:
     """(T, N) bool from the T cohorts."""
-    mask = np.zeros((len(cohorts.offsets) - 1, n), bool)
-    mask[np.repeat(np.arange(len(mask)), np.diff(cohorts.offsets)), cohorts.ids] = True
+    mask = np.zeros((cohorts.rounds, n), bool)
+    mask[np.repeat(np.arange(len(mask)), cohorts.counts), cohorts.ids] = True
     return mask
 
 
